@@ -17,7 +17,6 @@ from signal import SIGKILL, SIGSTOP
 import pytest
 from aiokafka import TopicPartition
 from confluent_kafka import Message
-from confluent_kafka.admin import AdminClient
 
 from aiodelay.backends.kafka.topics import intake
 from aiodelay.backends.kafka.topics.intake import DEAD_FROM
@@ -30,7 +29,7 @@ from tests.support.kafka import Broker, create_topic, new_name
 from tests.support.processes import Crew, Worker
 from tests.support.servers import RedisServer, redis_products, start
 from tests.support.sessions import shorten_sessions
-from tests.support.topics import lasting_producer
+from tests.support.topics import delete_topic, lasting_producer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -320,9 +319,7 @@ async def test_f3_what_is_assigned_to_a_box_while_it_stops_does_not_keep_it(
 
 
 async def recreate(kafka: str, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka})
-    admin.delete_topics([topic])[topic].result(10)
-    await until(lambda: topic not in admin.list_topics(timeout=10).topics, "the topic is gone")
+    await asyncio.to_thread(delete_topic, kafka, topic)
     await create_topic(kafka, topic)
 
 

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack, suppress
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
 
 from aiodelay import CancelOutcome, Scheduler
 from aiodelay.core.ids import new_op
@@ -17,6 +16,7 @@ from aiodelay.core.values import After, Demand, Envelope, JournalEntry, Put
 from aiodelay.errors import ConfigurationError, StoreMismatchError, StoreUnavailableError
 from aiodelay.kafka import KafkaStore
 from tests.support.kafka import create_topic, new_name
+from tests.support.topics import delete_topic
 
 pytestmark = pytest.mark.asyncio
 
@@ -92,10 +92,7 @@ async def test_what_a_broken_one_is_not_told_it_is_told_later_and_delivery_goes_
     history, target = new_name("history"), await create_topic(kafka, new_name())
     url = url_of(kafka, new_name("schedules"), history, "&timeout_ms=60000")
     async with Scheduler(url, store_timeout="2m") as scheduler:
-        admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-        await admin.start()
-        await admin.delete_topics([history])
-        await admin.close()
+        await asyncio.to_thread(delete_topic, kafka, history)
         options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}  # a move may be tried again
         async with AIOKafkaConsumer(target, bootstrap_servers=kafka, **options) as consumer:
             for i in range(5):

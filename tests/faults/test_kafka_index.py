@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sqlite3
@@ -11,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
 
 from aiodelay.backends.kafka import KafkaStore
 from aiodelay.backends.kafka.pending import far_index
@@ -26,6 +26,7 @@ from aiodelay.kafka.records import Read
 from aiodelay.ports.clock import SystemClock
 from tests.support.kafka import create_topic, new_name, read
 from tests.support.processes import Crew
+from tests.support.topics import delete_topic
 from tests.support.waiting import until
 
 from .programs.kafka_index import Plan
@@ -264,15 +265,7 @@ async def test_a_topic_that_was_made_anew_is_read_from_its_start(
 ) -> None:
     schedules = new_name("schedules")
     await fill(kafka, schedules, tmp_path)
-    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
-    await admin.start()
-    await admin.delete_topics([schedules])
-
-    async def is_gone() -> bool:
-        return schedules not in await admin.list_topics()
-
-    await until(is_gone, "the topic is deleted")
-    await admin.close()
+    await asyncio.to_thread(delete_topic, kafka, schedules)
     await create_topic(kafka, schedules, 1, **{name.replace(".", "_"): value for name, value in SETTINGS.items()})
     far_ahead = [("scheduler-epoch", b"4000000000"), ("scheduler-target-topic", b"t")]
     async with AIOKafkaProducer(bootstrap_servers=kafka) as producer:

@@ -15,6 +15,7 @@ from aiodelay.core.values import DeadLetter, LaneCounts
 from aiodelay.kafka.records import key_of
 from tests.support.bad_inputs import KAFKA_OWN_RECORDS
 from tests.support.kafka import create_topic, new_name
+from tests.support.topics import new_producer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -70,9 +71,9 @@ async def test_k18_a_header_whose_name_is_no_utf_8_is_a_dead_letter_and_its_batc
 async def test_k19_what_a_client_compresses_is_read(kafka: str, codec: str) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     async with Scheduler(f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1"):
-        producer = Producer({"bootstrap.servers": kafka, "compression.type": codec})
+        producer = new_producer(kafka, {"compression.type": codec})
         producer.produce(schedules, b"1" * 1_000, b"m", headers=headers_to(target))
-        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert await asyncio.to_thread(producer.flush, 30) == 0
         assert await values_of(kafka, target, 1) == {b"1" * 1_000}
 
 
@@ -88,11 +89,11 @@ ODD: dict[bytes, tuple[list[tuple[str, str | bytes | None]], str]] = {
 async def test_l5_odd_records_become_dead_letters_that_say_why_and_hold_up_nobody(kafka: str) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     async with Scheduler(f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1") as scheduler:
-        producer = Producer({"bootstrap.servers": kafka, "message.max.bytes": 2_000_000})
+        producer = new_producer(kafka, {"message.max.bytes": 2_000_000})
         for i, (key, (headers, _)) in enumerate(ODD.items()):
             producer.produce(schedules, b"odd", key, headers=headers_to(target) + headers)
             producer.produce(schedules, b"%d" % i, b"good %d" % i, headers=headers_to(target))
-        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert await asyncio.to_thread(producer.flush, 30) == 0
         assert await values_of(kafka, target, len(ODD)) == {b"%d" % i for i in range(len(ODD))}
         letters = await letters_of(scheduler, len(ODD))
     for key, (_, says) in ODD.items():
@@ -105,16 +106,16 @@ async def test_l5_records_that_look_like_aiodelays_own_hold_up_nobody(kafka: str
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     url = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1"
     rows = len(KAFKA_OWN_RECORDS)
-    producer = Producer({"bootstrap.servers": kafka, "message.max.bytes": 2_000_000})
+    producer = new_producer(kafka, {"message.max.bytes": 2_000_000})
     async with Scheduler(url):
         for i, (key, value, headers) in enumerate(KAFKA_OWN_RECORDS):
             producer.produce(schedules, value, key, headers=list(headers.items()))
             producer.produce(schedules, b"%d" % i, b"good %d" % i, headers=headers_to(target))
-        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert await asyncio.to_thread(producer.flush, 30) == 0
         assert await values_of(kafka, target, rows) == {b"%d" % i for i in range(rows)}
     async with Scheduler(url):  # reads them again, from the beginning
         producer.produce(schedules, b"later", b"later", headers=headers_to(target))
-        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert await asyncio.to_thread(producer.flush, 30) == 0
         assert len(await values_of(kafka, target, rows + 1)) == rows + 1
 
 
@@ -131,11 +132,11 @@ async def test_l5_what_is_addressed_to_a_schedules_topic_does_not_come_back(kafk
     first, second = new_name("first"), new_name("second")
     url = f"kafka://{kafka}/{first},{second}?create_topic=true&partitions=1&horizon=1s"
     async with Scheduler(url) as scheduler:
-        producer = Producer({"bootstrap.servers": kafka})
+        producer = new_producer(kafka)
         for to in (first, second):
             epoch = ("scheduler-epoch", b"%d" % (time.time() + delay_s))
             producer.produce(first, b"1", to.encode(), headers=[*headers_to(to), epoch])
-        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert await asyncio.to_thread(producer.flush, 30) == 0
         letters = await letters_of(scheduler, 2)
         assert await scheduler.counts() == {"kafka": LaneCounts(dead=2)}
     for letter in letters:
@@ -146,10 +147,10 @@ async def test_l5_what_is_addressed_to_a_schedules_topic_does_not_come_back(kafk
 async def test_of_headers_with_one_name_the_last_counts_and_null_is_empty(kafka: str) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     async with Scheduler(f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1"):
-        producer = Producer({"bootstrap.servers": kafka})
+        producer = new_producer(kafka)
         twice = [("scheduler-epoch", b"soon"), ("scheduler-target-topic", b"a/b"), ("n", b"1"), *headers_to(target)]
         producer.produce(schedules, b"1", b"m", headers=[*twice, ("n", b"2"), ("null", None)])
-        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert await asyncio.to_thread(producer.flush, 30) == 0
         (record,) = await records_of(kafka, target, 1)
     assert [each for each in record.headers if each[0] in ("n", "null")] == [("n", b"2"), ("null", b"")]
 
@@ -157,11 +158,11 @@ async def test_of_headers_with_one_name_the_last_counts_and_null_is_empty(kafka:
 async def test_a_cancel_of_what_never_was_changes_nothing(kafka: str) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     async with Scheduler(f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1") as scheduler:
-        producer = Producer({"bootstrap.servers": kafka})
+        producer = new_producer(kafka)
         producer.produce(schedules, None, b"never was")
         producer.produce(schedules, None, b"never was either", headers=headers_to(target))
         producer.produce(schedules, b"1", b"m", headers=headers_to(target))
-        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert await asyncio.to_thread(producer.flush, 30) == 0
         assert await values_of(kafka, target, 1) == {b"1"}
         async with asyncio.timeout(30):
             while await scheduler.counts():  # noqa: ASYNC110 - its end is there before its owner has read it
@@ -175,18 +176,18 @@ async def test_l5_what_is_too_large_to_be_written_again_holds_up_nobody(
     """Compressed, the topic takes more than its `max.message.bytes`; delivered or given up, it is not compressed."""
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     async with Scheduler(f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1") as scheduler:
-        producer = Producer({"bootstrap.servers": kafka, "compression.type": "gzip", "message.max.bytes": 8_000_000})
+        producer = new_producer(kafka, {"compression.type": "gzip", "message.max.bytes": 8_000_000})
         producer.produce(
             schedules, b"1" * 5_000_000, b"large", headers=[*headers_to(target), ("scheduler-epoch", epoch)]
         )
         producer.produce(schedules, b"good", b"good", headers=headers_to(target))
-        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert await asyncio.to_thread(producer.flush, 30) == 0
         assert await values_of(kafka, target, 1) == {b"good"}
         async with asyncio.timeout(30):
             while await scheduler.counts():  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
         producer.produce(schedules, b"mended", b"large", headers=headers_to(target))
-        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert await asyncio.to_thread(producer.flush, 30) == 0
         assert await values_of(kafka, target, 2) == {b"good", b"mended"}
     assert (
         caplog.text.count("message large stays in the partition, undelivered: [Error 10] MessageSizeTooLargeError") == 1
@@ -221,11 +222,11 @@ async def test_l5_a_key_that_no_message_can_have_is_told_and_skipped(
 ) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     async with Scheduler(f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1") as scheduler:
-        producer = Producer({"bootstrap.servers": kafka, "message.max.bytes": 2_000_000})
+        producer = new_producer(kafka, {"message.max.bytes": 2_000_000})
         for key in (b"k" * 900 * 1024, b"k" * 256, b"", b"good"):
             producer.produce(schedules, key, key, headers=headers_to(target))
         producer.produce(schedules, None, b"")
-        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert await asyncio.to_thread(producer.flush, 30) == 0
         assert await values_of(kafka, target, 1) == {b"good"}
         async with asyncio.timeout(30):
             while await scheduler.counts():  # noqa: ASYNC110 - until it knows that "good" was committed
@@ -241,5 +242,5 @@ async def test_the_broker_itself_refuses_a_record_without_key(kafka: str) -> Non
         producer, answers = Producer({"bootstrap.servers": kafka}), list[object]()
         headers = headers_to(target)
         producer.produce(schedules, b"1", headers=headers, on_delivery=lambda error, _: answers.append(error))
-        assert await asyncio.to_thread(producer.flush, 10) == 0
+        assert await asyncio.to_thread(producer.flush, 30) == 0
     assert "INVALID_RECORD" in str(answers)

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 import pytest
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaConnectionError
-from confluent_kafka import Producer as OtherProducer
 
 from aiodelay import Scheduler, SinkUnavailableError
 from aiodelay.backends.kafka.client import REQUEST_BYTES, Outgoing, Producer
@@ -20,6 +19,7 @@ from aiodelay.backends.kafka.client.options import Cluster
 from aiodelay.core.values import Delivery, Envelope, Failed, SendOutcome, Sent
 from aiodelay.kafka import KafkaSink
 from tests.support.kafka import Broker, create_topic, new_name, read
+from tests.support.topics import new_producer
 
 pytestmark = pytest.mark.asyncio
 
@@ -70,10 +70,10 @@ async def test_what_is_sent_alone_tells_where_it_stands(kafka: str) -> None:
 async def test_keys_go_where_java_and_murmur2_clients_send_them(kafka: str) -> None:
     ours, theirs = [await create_topic(kafka, new_name(), partitions=7) for _ in range(2)]
     keys = [b"key-%d" % i for i in range(60)] + [b"", b"x"]
-    other = OtherProducer({"bootstrap.servers": kafka, "partitioner": "murmur2_random"})
+    other = new_producer(kafka, {"partitioner": "murmur2_random"})
     for key in keys:
         other.produce(theirs, b"v", key)
-    other.flush(10)
+    assert other.flush(30) == 0
     async with opened(kafka) as sink:
         await sink.send([delivery(ours, b"v", key, i) for i, key in enumerate(keys)])
     places = [

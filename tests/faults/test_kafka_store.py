@@ -11,7 +11,6 @@ from itertools import cycle
 
 import pytest
 from aiokafka import AIOKafkaProducer, ConsumerRecord
-from confluent_kafka import Producer as OtherProducer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names them all
     AclBinding,
     AclOperation,
@@ -37,7 +36,7 @@ from aiodelay.kafka.records import Read
 from tests.support.bad_inputs import KAFKA_RECORDS
 from tests.support.kafka import create_topic, new_name, read, started
 from tests.support.kafka_rights import grant, revoke
-from tests.support.topics import set_config
+from tests.support.topics import new_producer, set_config
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -69,8 +68,8 @@ class PlainClient:
     """Schedules as a program in any language would: key, value, three headers."""
 
     def __init__(self, bootstrap: str, schedules: str, partitioner: str = "murmur2_random") -> None:
-        options = {"bootstrap.servers": bootstrap, "partitioner": partitioner, "linger.ms": 0}
-        self._producer = OtherProducer(options | {"message.max.bytes": 2_000_000})
+        options = {"partitioner": partitioner, "linger.ms": 0, "message.max.bytes": 2_000_000}
+        self._producer = new_producer(bootstrap, options)
         self._schedules = schedules
 
     def schedule(

@@ -30,6 +30,7 @@ from aiodelay.errors import (
 from aiodelay.testing.clock import VirtualClock
 from tests.support.kafka import create_topic, new_name
 from tests.support.slow_stores import opened_patiently
+from tests.support.topics import delete_topic
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -199,17 +200,6 @@ async def test_f32_partitions_added_while_running_end_delivery_loudly(
     assert [each.levelname for each in caplog.records if "accept_partitions=3" in each.message] == ["ERROR", "ERROR"]
 
 
-async def delete(bootstrap: str, topic: str) -> None:
-    """Delete a topic, and wait until the broker says that it is gone."""
-    async with admin_of(bootstrap) as admin:
-        await admin.delete_topics([topic])
-
-        async def is_gone() -> bool:
-            return topic not in await admin.list_topics()
-
-        await until(is_gone, "the topic is deleted")
-
-
 @pytest.mark.parametrize("shares", ["", "&members=1"], ids=["group", "by number"])
 async def test_f31_a_topic_deleted_under_its_owner_ends_delivery_loudly_whoever_makes_it_anew(
     kafka: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shares: str
@@ -220,7 +210,7 @@ async def test_f31_a_topic_deleted_under_its_owner_ends_delivery_loudly_whoever_
     async with Scheduler(url, on_alarm=alarms.append) as scheduler:
         for i in range(8):
             await scheduler.schedule(b"lost", to=f"kafka:{target}", delay="1h", id=f"m{i}")
-        await delete(kafka, topic)
+        await asyncio.to_thread(delete_topic, kafka, topic)
         found = [scheduler.status()]
         async with asyncio.timeout(30):
             while found[-1].phase != "ended":
@@ -252,7 +242,7 @@ async def test_f31_a_process_that_only_schedules_notices_too_and_stores_nothing_
     url = url_of(kafka, topic, options="&timeout_ms=60000")
     async with Scheduler(url, dispatch=False, on_alarm=alarms.append, store_timeout="60s") as producer:
         await producer.schedule(b"lost", to=f"kafka:{target}", delay="1h")
-        await delete(kafka, topic)
+        await asyncio.to_thread(delete_topic, kafka, topic)
         await until(lambda: alarms, "the alarm")
         assert alarms[0].kind == "vanished"
         assert f"topic {topic} is deleted" in alarms[0].reason
@@ -271,7 +261,7 @@ async def test_f32_a_topic_deleted_and_made_anew_between_two_looks_is_told_apart
     topic = new_name("schedules")
     async with KafkaStore(url_of(kafka, topic)) as store, store.work("w", ["kafka"]) as work:
         await store.apply([put(f"m{i}", b"") for i in range(8)])
-        await delete(kafka, topic)
+        await asyncio.to_thread(delete_topic, kafka, topic)
         async with KafkaStore(url_of(kafka, topic)) as new:
             await new.apply([put(f"n{i}", b"") for i in range(80)])
         await until(lambda: work.status().phase == "ended", "the owner has noticed")
@@ -301,7 +291,7 @@ async def test_a_process_that_others_leave_no_partition_is_ready_while_the_topic
             return sorted((first.status(), second.status()), key=lambda each: each.of)
 
         await until(lambda: found() == [WorkStatus("ready", 0, 0), WorkStatus("ready", 1, 1)], "both are ready")
-        await delete(kafka, topic)
+        await asyncio.to_thread(delete_topic, kafka, topic)
         await until(lambda: [each.phase for each in found()] == ["ended", "ended"], "both have ended")
 
 
@@ -346,7 +336,7 @@ async def test_holding_is_said_to_have_failed_where_it_may_have(kafka: str) -> N
         with pytest.raises(UnsupportedByStoreError):
             await producer.pause("kafka")
     async with opened(url_of(kafka, topic, options="&timeout_ms=1000")) as store:
-        await delete(kafka, topic)
+        await asyncio.to_thread(delete_topic, kafka, topic)
         with pytest.raises(StoreUnavailableError, match=r"the pause may be missing in some or all|is deleted"):
             await store.pause("kafka")
 

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from aiodelay import Scheduler
 from tests.support.api import ALL, problem_of, serving_api
 from tests.support.kafka import new_name
+from tests.support.topics import new_producer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -26,7 +26,7 @@ async def test_an_owner_answers_as_other_stores_do_and_etf1s_routes_in_its_shape
         Scheduler(f"kafka://{kafka}/{topic}?create_topic=true&partitions=2") as scheduler,
         serving_api(scheduler, **(ALL | TARGETS)) as client,
     ):
-        producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True, "partitioner": "murmur2_random"})
+        producer = new_producer(kafka, {"partitioner": "murmur2_random"})
         headers = {
             "scheduler-epoch": str(due),
             "scheduler-target-topic": "online-videos",

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 import redis
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer
 
 from aiodelay.delay_box import DelayBox
 from aiodelay.errors import ConfigurationError, StoreUnavailableError
@@ -22,7 +22,7 @@ from aiodelay.redis import RedisStore
 from tests.support.boxes import Out, request, send
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import RedisServer, redis_products, start
-from tests.support.topics import lasting_producer
+from tests.support.topics import lasting_producer, new_producer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -42,7 +42,7 @@ class BlackBox:
 
     def __init__(self, server: RedisServer, kafka: str) -> None:
         self.redis: Any = redis.Redis(port=server.port)
-        self._producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True})
+        self._producer = new_producer(kafka)
         self._kafka = kafka
 
     def add(self, member: str, topic: str, message: object, due: float, *, lives_ms: int | None = None) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import redis as redis_py
-from confluent_kafka import Producer
 
 from tests.support.cli import Cli
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import RedisServer, redis_products, start
+from tests.support.topics import new_producer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -45,7 +45,7 @@ def listed(cli: Cli) -> dict[str, dict[str, Any]]:
 
 def test_a_topic_of_etf1(kafka: str, cli: Cli) -> None:
     topic = asyncio.run(create_topic(kafka, new_name("etf1"), 2, cleanup_policy="compact"))
-    producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True})
+    producer = new_producer(kafka)
 
     def write(key: str, epoch: object, value: bytes | None, partition: int, *, at_ms: int = 0) -> None:
         headers: list[tuple[str, str | bytes | None]] = [

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from msgspec.structs import replace
 
@@ -37,7 +36,7 @@ from tests.support.cli import Cli
 from tests.support.command import Program
 from tests.support.kafka import create_topic, new_name
 from tests.support.proxy import proxied
-from tests.support.topics import LEAST, lasting_producer
+from tests.support.topics import LEAST, delete_topic, lasting_producer, new_producer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -207,12 +206,12 @@ async def test_where_a_countdown_begins(kafka: str, urls: dict[str, str], countd
 
 async def test_what_a_producer_aborts_was_never_asked_for(kafka: str, urls: dict[str, str]) -> None:
     place = await placed(kafka, urls["sqlite"], partitions=1)
-    producer = Producer({"bootstrap.servers": kafka, "transactional.id": place.intake})
+    producer = new_producer(kafka, {"transactional.id": place.intake})
     producer.init_transactions(10)
     for number in range(6):
         producer.begin_transaction()
         producer.produce(place.intake, request(place.target, f"{number}", 0))
-        producer.flush(10)
+        assert producer.flush(30) == 0
         if number % 2:
             producer.commit_transaction(10)
         else:
@@ -272,13 +271,13 @@ async def test_s2_a_request_that_the_store_refuses_ends_in_the_dead_topic_once(
 ) -> None:
     """Its batch holds no other request, and the dead topic takes nothing for a while."""
     place = await placed(kafka, redis_url, partitions=1)
-    admin, dead_topic = AdminClient({"bootstrap.servers": kafka}), f"{place.intake}.dead"
+    dead_topic = f"{place.intake}.dead"
     store = _OnceForEachId(RedisStore(redis_url, namespace=place.intake))
     scheduler = Scheduler(store, sinks=[KafkaSink(f"kafka://{kafka}")])
     async with scheduler, DelayBox(scheduler, f"kafka://{kafka}/{place.intake}", allow=[place.target]):
         await place.send(request(place.target, "first", 3600, id="a"))
         await until(lambda: store.get("a"), "the first request is stored")
-        admin.delete_topics([dead_topic])[dead_topic].result(10)
+        await asyncio.to_thread(delete_topic, kafka, dead_topic)
         await place.send(request(place.target, "second", 3600, id="a"))
         await until(lambda: f"1 records go to {dead_topic}" in caplog.text, "the store has refused the second request")
         async with place.out() as out:
@@ -324,13 +323,12 @@ async def test_l5_a_request_that_the_schedules_topic_never_takes_holds_up_no_oth
 async def test_s2_no_position_passes_what_the_dead_topic_has_not(kafka: str, urls: dict[str, str]) -> None:
     """It takes nothing for a while."""
     place = await placed(kafka, urls["sqlite"], partitions=1)
-    admin = AdminClient({"bootstrap.servers": kafka})
     dead_topic = f"{place.intake}.dead"
     async with place.out() as out:
         async with place.box():
             await place.send(request(place.target, "first", 0))
             await out.until(1)
-            admin.delete_topics([dead_topic])[dead_topic].result(10)
+            await asyncio.to_thread(delete_topic, kafka, dead_topic)
             await place.send(b"bad", request(place.target, "second", 0))
             await out.quiet(QUIET_S)
             assert out.values == [b"first"]

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, TopicPartition
 
 from aiodelay import Every, Scheduler
 from aiodelay.errors import StoreMismatchError
 from aiodelay.kafka.records import java_partition
 from tests.support.kafka import create_topic, new_name
+from tests.support.topics import new_producer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
@@ -37,9 +38,7 @@ class Old:
 
     def __init__(self, bootstrap: str, topic: str, target: str) -> None:
         self.bootstrap, self.topic, self.target = bootstrap, topic, target
-        self._producer = Producer(
-            {"bootstrap.servers": bootstrap, "enable.idempotence": True}
-        )  # its partitioner is librdkafka's: by CRC32
+        self._producer = new_producer(bootstrap)  # its partitioner is librdkafka's: by CRC32
 
     def schedule(
         self, key: str, epoch: object, value: bytes | None, *, target_key: bytes | None = b"vid", partition: int = -1

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from confluent_kafka import Producer
 
 from aiodelay import Reject, Scheduler
 from aiodelay.core.values import DeadLetter, Refused
 from tests.support.api import ALL, serving_api
 from tests.support.cli import Cli
 from tests.support.kafka import create_topic, new_name
+from tests.support.topics import new_producer
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(120)
 
 def write(kafka: str, topic: str, target: str, names: list[str]) -> None:
     """Write records as a client would that has the time wrong."""
-    producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True, "partitioner": "murmur2_random"})
+    producer = new_producer(kafka, {"partitioner": "murmur2_random"})
     for name in names:
         headers: dict[str, str | bytes | None] = {"scheduler-epoch": "noon", "scheduler-target-topic": target}
         producer.produce(topic, b"payload", name, headers=headers)

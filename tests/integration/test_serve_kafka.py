@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 
 from aiodelay.testing.servers import redis_servers, serving
 from tests.support.boxes import Out, headers_of, request, send
 from tests.support.kafka import create_topic, new_name
 from tests.support.service import Service, until, until_ready
-from tests.support.topics import lasting_producer
+from tests.support.topics import lasting_producer, new_producer
 from tests.support.waiting import until_sync
 
 pytestmark = pytest.mark.timeout(120)
@@ -54,9 +53,7 @@ class Scheduling:
     """A client as those of seed 004, which knows Kafka alone."""
 
     def __init__(self, kafka: str, topic: str, target: str) -> None:
-        self._producer = Producer(
-            {"bootstrap.servers": kafka, "enable.idempotence": True, "partitioner": "murmur2_random"}
-        )
+        self._producer = new_producer(kafka, {"partitioner": "murmur2_random"})
         self._topic, self._target = topic, target
 
     def write(self, key: str, value: bytes, at: float) -> None:
@@ -150,14 +147,7 @@ def test_what_others_write_goes_where_it_may_and_nowhere_else(kafka: str, tmp_pa
 
 
 def fill(kafka: str, topic: str) -> None:
-    producer = Producer(
-        {
-            "bootstrap.servers": kafka,
-            "enable.idempotence": True,
-            "linger.ms": 20,
-            "queue.buffering.max.messages": MANY + 1,
-        }
-    )
+    producer = new_producer(kafka, {"linger.ms": 20, "queue.buffering.max.messages": MANY + 1})
     due = str(int(time.time()) + AHEAD_S)
     for n in range(MANY):
         headers: dict[str, str | bytes | None] = {"scheduler-epoch": due, "scheduler-target-topic": "anywhere"}

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 
 from aiodelay import ConfigurationError, UnsupportedByStoreError
 from aiodelay.spark.jobs import takeover
@@ -15,6 +14,7 @@ from tests.integration.test_redis_fred84 import CLASS, enqueue
 from tests.spark.messages import stored
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import RedisServer, redis_products, start
+from tests.support.topics import new_producer
 
 DUE_MS = 1_893_456_000_000
 
@@ -45,7 +45,7 @@ def test_fred84s_events_are_known_when_they_are_looked_at_again(server: RedisSer
 def send_etf1(kafka: str) -> str:
     """Write a schedule that is pending, and one that has fired, into a topic; return its name."""
     topic = asyncio.run(create_topic(kafka, new_name("old"), 2, cleanup_policy="compact"))
-    producer = Producer({"bootstrap.servers": kafka, "enable.idempotence": True, "partitioner": "murmur2_random"})
+    producer = new_producer(kafka, {"partitioner": "murmur2_random"})
     headers: dict[str, str | bytes | None] = {
         "scheduler-epoch": f"{DUE_MS // 1000}",
         "scheduler-target-topic": "orders",

@@ -8,7 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+
+from tests.support.topics import new_producer
 
 __all__ = ["Out", "headers_of", "request", "send"]
 
@@ -33,19 +35,12 @@ def send(
     producer: Producer | None = None,
 ) -> None:
     """Write records in order, and wait until they are stored. Without `producer`, use a new producer."""
-    errors: list[KafkaError] = []
-
-    def note(error: KafkaError | None, _: Message) -> None:
-        if error is not None:
-            errors.append(error)
-
     if producer is None:
-        producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5})
+        producer = new_producer(bootstrap, {"linger.ms": 5})
     given = dict(headers or {})
     for value in values:
-        producer.produce(topic, value, key, partition, note, timestamp=timestamp_ms, headers=given)
+        producer.produce(topic, value, key, partition, timestamp=timestamp_ms, headers=given)
     assert producer.flush(PATIENCE_S) == 0
-    assert errors == []
 
 
 def headers_of(record: Message) -> dict[str, bytes | None]:

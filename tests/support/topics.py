@@ -13,6 +13,7 @@ from confluent_kafka import (
     IsolationLevel,
     KafkaError,
     KafkaException,
+    Message,
     Producer,
     TopicPartition,
 )
@@ -24,6 +25,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
     OffsetSpec,
 )
 
+from tests.support.waiting import until_sync
+
 __all__ = [
     "CLEANED",
     "LEAST",
@@ -33,6 +36,7 @@ __all__ = [
     "fill",
     "is_committed",
     "lasting_producer",
+    "new_producer",
     "producing",
     "set_config",
     "set_offsets",
@@ -66,14 +70,25 @@ LEAST: Mapping[str, str | float] = {
 Headers = Sequence[tuple[str, bytes | None]]
 
 
-@contextmanager
-def producing(bootstrap: str, **options: str) -> Iterator[Producer]:
-    """Open librdkafka's producer. At the end, all records are written, once and in order, or the test fails.
+def new_producer(bootstrap: str, options: Mapping[str, str | int] | None = None) -> Producer:
+    """Return librdkafka's producer. Its `poll` and `flush` raise AssertionError if the broker refused a record.
 
     The producer is idempotent. Otherwise a slow broker could change the result: it would write a refused batch again
     after later batches, and a batch with a late answer twice.
     """
-    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, **options})
+    return Producer(
+        {"bootstrap.servers": bootstrap, "enable.idempotence": True, "on_delivery": _must_be_stored, **(options or {})}
+    )
+
+
+def _must_be_stored(error: KafkaError | None, record: Message) -> None:
+    assert error is None, f"a record for topic {record.topic()} was not stored: {error}"
+
+
+@contextmanager
+def producing(bootstrap: str, **options: str) -> Iterator[Producer]:
+    """Open `new_producer`. At the end, all records are written, once and in order, or the test fails."""
+    producer = new_producer(bootstrap, options)
     yield producer
     assert producer.flush(30) == 0
 
@@ -84,7 +99,7 @@ def lasting_producer(bootstrap: str) -> Producer:
 
     Sharing saves time: an idempotent producer of librdkafka needs half a second before its first record only.
     """
-    return Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "log_level": 0})
+    return new_producer(bootstrap, {"linger.ms": 5, "log_level": 0})
 
 
 def fill(
@@ -176,10 +191,11 @@ def set_offsets(bootstrap: str, group: str, topic: str, offsets: Sequence[int], 
 
 
 def delete_topic(bootstrap: str, topic: str) -> None:
-    """Delete a topic."""
+    """Delete a topic, and wait until the broker no longer takes records for it."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     (deleted,) = admin.delete_topics([topic]).values()
-    deleted.result(30)
+    deleted.result(PATIENCE_S)
+    until_sync(lambda: topic not in admin.list_topics(timeout=PATIENCE_S).topics, f"the broker has deleted {topic}")
 
 
 def set_config(kafka: str, topic: str, **settings: object) -> None:
