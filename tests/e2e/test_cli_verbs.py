@@ -20,7 +20,6 @@ from tests.support.cli import Cli
 from tests.support.waiting import until_sync
 
 pytestmark = [
-    pytest.mark.timeout(120),
     pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are POSIX"),
 ]
 

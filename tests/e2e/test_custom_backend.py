@@ -51,7 +51,6 @@ def run(installed: Path, *arguments: str, cwd: Path) -> list[str]:
         return program.out.seen
 
 
-@pytest.mark.timeout(2 * PATIENCE_S)
 def test_its_own_tests_pass(installed: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="aiodelay-", dir=IN_MEMORY) as folder:
         pytest_run = [*PYTEST, "-q", "-p", "no:randomly", f"--basetemp={folder}/tests", "tests"]

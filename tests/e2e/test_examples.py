@@ -130,7 +130,6 @@ def test_topic_log(tmp_path: Path, found: Found) -> None:
     )
 
 
-@pytest.mark.timeout(120)
 def test_delay_box(tmp_path: Path, kafka: str) -> None:
     with serving(redis_servers()[0]) as url:
         said = output_of("delay_box.py", kafka, url, cwd=tmp_path)
@@ -147,7 +146,6 @@ def test_delay_box(tmp_path: Path, kafka: str) -> None:
     assert len(said) == 6
 
 
-@pytest.mark.timeout(120)
 def test_publish_at_noon(tmp_path: Path, kafka: str) -> None:
     said = output_of("publish_at_noon.py", kafka, cwd=tmp_path)
     assert said[0] == "the editors have scheduled three videos, and withdrawn one of them"

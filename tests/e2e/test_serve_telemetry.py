@@ -22,8 +22,6 @@ from aiodelay.telemetry.emitting import emitting
 from tests.support.service import Service, until_ready
 from tests.support.waiting import until_sync
 
-pytestmark = pytest.mark.timeout(90)
-
 FILE = """\
 store = "memory://"
 allowed_targets = ["stdout:*"]

@@ -15,7 +15,7 @@ import pytest
 from aiodelay import Conflict, Scheduler
 from tests.support.servers import redis_servers, serving
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.asyncio
 
 
 @dataclass

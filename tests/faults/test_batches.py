@@ -15,7 +15,7 @@ import pytest
 from aiodelay import Message, Scheduler
 from aiodelay.sqlite import SqliteStore
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.asyncio
 
 MESSAGES, BATCH = 120, 20
 

@@ -26,7 +26,7 @@ from tests.support.kafka import Broker, create_topic, new_name
 from tests.support.kafka_rights import grant, revoke
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.asyncio
 
 PAGE = (Path(__file__).parents[2] / "docs" / "delay-box.md").read_text().partition("\n## Rights\n")[2]
 ROW = re.compile(r"^\| (Topic|Groups)[^`|]*`([\w.-]+)`[^|]*\| (\w+)", re.MULTILINE)

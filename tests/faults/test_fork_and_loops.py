@@ -61,7 +61,7 @@ async def test_f42_another_loop_in_another_thread_is_refused(url: str, name: str
         with pytest.raises(WrongLoopError, match="event loop or thread"):
             await asyncio.to_thread(asyncio.run, call())
         await scheduler.schedule(b"", to="handler:work", delay="0s")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await delivered.wait()
 
 

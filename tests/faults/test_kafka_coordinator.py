@@ -111,7 +111,7 @@ async def test_k4_f24_the_log_tells_what_became_of_a_transaction_and_its_produce
         for first in (0, 5, 10):
             await stored_patiently(store, [put(i, target, now_ms()) for i in range(first, first + 5)])
             coordinator.fault = fault
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while await store.counts():
                     with suppress(StoreUnavailableError):  # between two sessions
                         await transfer(store, ALL)
@@ -142,7 +142,7 @@ async def test_k30_a_connection_that_breaks_while_the_coordinator_is_asked_for_e
     async with OwnTransactions(**options, request_timeout_ms=TIMEOUT_MS) as producer:
         producer._sender._coordinator_dead(CoordinationType.TRANSACTION)
         proxy.look = look
-        async with asyncio.timeout(30), producer.transaction():
+        async with asyncio.timeout(60), producer.transaction():
             await producer.send_and_wait(target, b"written", partition=0)
     proxy.look = None
     assert breaks == 2

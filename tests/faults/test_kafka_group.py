@@ -64,7 +64,7 @@ async def member(url: str) -> AsyncIterator[tuple[KafkaStore, Work]]:
 
 async def shared(*stores: KafkaStore, n: int) -> None:
     """Wait until some processes own so many partitions, each one of them, and all are ready."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             owned = [place.partition for store in stores for place in store.partitions]
             if sorted(owned) == list(range(n)) and all(each.is_ready for s in stores for each in s.partitions.values()):
@@ -142,7 +142,7 @@ async def test_one_of_several_has_no_verdicts_and_the_only_one_has(kafka: str) -
             (answer,) = await other.apply([Cancel(new_op(), "m")])
             assert isinstance(answer, Stored)
             assert answer.answer == "recorded"
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while await owner.get("m") is not None:  # noqa: ASYNC110 - as a user would look
                     await asyncio.sleep(0.01)
         await shared(first, n=2)
@@ -155,7 +155,7 @@ def keep(payload: bytes, delay_ms: int = 3_600_000) -> Put:
 
 async def comes_to_hold(store: KafkaStore, payload: bytes) -> None:
     """Return once `m` has this payload."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (found := await store.get("m")) is None or found.record.envelope.payload != payload:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
@@ -239,7 +239,7 @@ async def test_a_handlers_own_series_recurs_whoever_owns_it(kafka: str) -> None:
     dues: list[int] = []
 
     async def until(n: int) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(dues) < n:  # noqa: ASYNC110 - as a user would look
                 await asyncio.sleep(0.05)
 
@@ -304,7 +304,7 @@ async def test_f27_a_transaction_that_was_open_at_the_start_holds_up_its_partiti
         await other.send_and_wait(schedules, b"", b"other", partition=0)
         async with member(f"{url}&timeout_ms=2000") as (store, work):
             held = {put.envelope.payload for put in puts if store._parts.lookup.places(put.id)[0].partition == 0}
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while "transaction" not in work.status().why:  # noqa: ASYNC110 - as a user would look
                     await asyncio.sleep(0.01)
             task = asyncio.create_task(deliver(store))
@@ -343,7 +343,7 @@ async def test_a_fault_of_our_own_ends_no_loop(
         at_first(Repairs, "make")
         puts = [Put(new_op(), Envelope(f"m{i}", "kafka", target, payload=b"%d" % i), After(0)) for i in range(20)]
         for put in puts:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not isinstance((await store.apply([put]))[0], Stored):  # noqa: ASYNC110 - as a caller would
                     await asyncio.sleep(0.05)
         assert await values(kafka, target, len(puts)) == Counter(put.envelope.payload for put in puts)
@@ -365,7 +365,7 @@ async def test_one_too_many_waits_and_takes_over_when_another_goes(kafka: str) -
             await idle.apply([Put(new_op(), Envelope("m", "h"), After(0))])
             await stack.aclose()
             await shared(second, n=1)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not (await work.claim({"h": Demand(1)}, request=new_name(), lease_ms=1000)).claims:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
 

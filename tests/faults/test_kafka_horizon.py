@@ -62,7 +62,7 @@ async def test_what_is_far_comes_near_and_is_delivered_in_time_live_and_after_a_
         while now_ms() < due - 1500:
             assert await transfer(store, ALL) == 0
             await asyncio.sleep(0.1)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(index_of(store).table.entries) < 300:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
         await moved(store, 300)
@@ -91,7 +91,7 @@ async def test_what_is_far_is_replaced_cancelled_moved_and_fired_as_what_is_near
             "fired",
         ]
         await moved(store, 3)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await store.get("m1") is not None:  # noqa: ASYNC110 - as a user would look
                 await asyncio.sleep(0.01)
         assert (await store.counts())["kafka"].scheduled == 3
@@ -143,7 +143,7 @@ async def test_what_is_far_and_cannot_be_decoded_is_asked_for_and_becomes_a_dead
     async with opened(kafka, schedules) as store, AIOKafkaProducer(bootstrap_servers=kafka) as producer:
         headers = [("scheduler-epoch", b"%d" % due_s), ("scheduler-target-topic", b"no topic!")]
         await producer.send_and_wait(schedules, b"x", b"bad", headers=headers)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not index_of(store).state.far:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.05)
             assert await store.get("bad") is None
@@ -180,7 +180,7 @@ async def test_what_is_whole_without_need_is_put_off_and_comes_back(kafka: str) 
         (moved_,) = await store.apply([Reschedule(new_op(), "m1", At(now_ms() + FAR_MS))])
         assert isinstance(moved_, Stored)
         whole = await store.get("m1")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(index_of(store).state.far) < 2:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.05)
         assert await store.get("m1") == whole
@@ -211,7 +211,7 @@ async def test_what_is_wrong_inside_is_found_when_it_comes_near(kafka: str) -> N
         due = b"%d" % (now_ms() // 1000 + 4)
         bad = [("scheduler-epoch", due), ("scheduler-target-topic", b"t"), ("aiodelay-encoding", b"?")]
         await producer.send_and_wait(schedules, b"x", b"bad", headers=bad)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (letters := await store.dead_letters()):  # noqa: ASYNC110 - as a user would look
                 await asyncio.sleep(0.05)
     assert [(each.record.id, each.reason) for each in letters] == [("bad", "undecodable")]
@@ -235,7 +235,7 @@ async def test_r1_more_than_max_pending_is_refused_and_told(kafka: str, caplog: 
         async with opened(kafka, schedules, "max_pending=3") as store, store.work("w", ["kafka"]) as work:
             assert len(await store.search(Query())) == 4
             assert "max_pending=3" in work.status().why
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while "4 messages are pending, and max_pending=3" not in caplog.text:  # noqa: ASYNC110 - nothing tells
                     await asyncio.sleep(0.05)
 

@@ -120,7 +120,7 @@ async def test_f30_what_was_delivered_while_a_reader_stood_still_is_not_delivere
         slow.may_go_on.set()
         async with second.work("w", ["kafka"]):
             assert await transfer(second, ALL) == 0
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while await second.search(Query()) != [await second.get("traffic")]:  # noqa: ASYNC110 - as a user looks
                     await asyncio.sleep(0.01)
             letters = await second.dead_letters()
@@ -151,7 +151,7 @@ async def test_f30_a_reader_that_stood_still_for_too_long_begins_at_the_start(
                 await asyncio.sleep(0.1)
         await first.__aexit__()
         slow.may_go_on.set()
-        async with second.work("w", ["kafka"]), asyncio.timeout(30):
+        async with second.work("w", ["kafka"]), asyncio.timeout(60):
             while await second.get("m2") is None:  # noqa: ASYNC110 - as a user would look
                 await asyncio.sleep(0.01)
             assert await second.get("m1") is None
@@ -174,7 +174,7 @@ async def test_f30_the_mark_stops_at_what_waits(kafka: str) -> None:
         assert [each.record.id for each in await store.search(Query())] == ["m0"]
         await create_topic(kafka, missing)
         await moved(store, 1)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (await mark_of(kafka, schedules)).until_ms < due:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.05)
     assert [record.value for record in await read(kafka, missing)] == [b"0"]

@@ -40,7 +40,7 @@ async def values_of(bootstrap: str, topic: str, n: int) -> set[bytes]:
 
 async def records_of(bootstrap: str, topic: str, n: int) -> list[ConsumerRecord]:
     options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
-    async with asyncio.timeout(30), AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer:
+    async with asyncio.timeout(60), AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, **options) as consumer:
         return [await consumer.getone() for _ in range(n)]
 
 
@@ -58,7 +58,7 @@ async def test_k18_a_header_whose_name_is_no_utf_8_is_a_dead_letter_and_its_batc
                 batch.append(key=name.encode(), value=name.encode(), timestamp=1, headers=headers_to(target) + extra)
             await (await producer.send_batch(batch, schedules, partition=0))
         assert await values_of(kafka, target, 2) == {b"before", b"after"}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (letters := [each async for each in scheduler.dead_letters()]):  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
     (letter,) = letters
@@ -120,7 +120,7 @@ async def test_l5_records_that_look_like_aiodelays_own_hold_up_nobody(kafka: str
 
 
 async def letters_of(scheduler: Scheduler, n: int) -> list[DeadLetter]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(letters := [each async for each in scheduler.dead_letters()]) < n:  # noqa: ASYNC110 - nothing tells
             await asyncio.sleep(0.01)
     assert len(letters) == n
@@ -164,7 +164,7 @@ async def test_a_cancel_of_what_never_was_changes_nothing(kafka: str) -> None:
         producer.produce(schedules, b"1", b"m", headers=headers_to(target))
         assert await asyncio.to_thread(producer.flush, 30) == 0
         assert await values_of(kafka, target, 1) == {b"1"}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await scheduler.counts():  # noqa: ASYNC110 - its end is there before its owner has read it
                 await asyncio.sleep(0.05)
 
@@ -183,7 +183,7 @@ async def test_l5_what_is_too_large_to_be_written_again_holds_up_nobody(
         producer.produce(schedules, b"good", b"good", headers=headers_to(target))
         assert await asyncio.to_thread(producer.flush, 30) == 0
         assert await values_of(kafka, target, 1) == {b"good"}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await scheduler.counts():  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
         producer.produce(schedules, b"mended", b"large", headers=headers_to(target))
@@ -228,7 +228,7 @@ async def test_l5_a_key_that_no_message_can_have_is_told_and_skipped(
         producer.produce(schedules, None, b"")
         assert await asyncio.to_thread(producer.flush, 30) == 0
         assert await values_of(kafka, target, 1) == {b"good"}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await scheduler.counts():  # noqa: ASYNC110 - until it knows that "good" was committed
                 await asyncio.sleep(0.01)
     assert caplog.text.count("the record is skipped: its key has ") == 4

@@ -31,7 +31,7 @@ async def test_what_it_schedules_and_cancels_the_owner_carries_out_undisturbed(k
             await producer.schedule(b"new", to=f"kafka:{target}", delay="1h", id="m3")
             assert await producer.cancel("m7") is CancelOutcome.RECORDED
             assert await producer.cancel("never there") is CancelOutcome.RECORDED
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (counts := await owner.counts()).get("kafka") is None or counts["kafka"].scheduled != 19:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         found = await owner.get("m3")
@@ -70,7 +70,7 @@ async def test_f22_a_put_that_is_sent_again_is_one_message_also_once_it_was_deli
         with owner.transferring(owner.sinks[0]) as moves:
             assert all(isinstance(each, Stored) for each in await producer.apply([far, now]))
             moved = 0
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not moved:
                     moved = (await moves.transfer(Demand(10))).moved
                     await asyncio.sleep(0.01)

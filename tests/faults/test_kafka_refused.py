@@ -35,7 +35,7 @@ def scheduler_of(kafka: str, schedules: str) -> Scheduler:
 async def arrived(kafka: str, topic: str, n: int) -> Counter[bytes]:
     """Return what `read_committed` readers see, once it is so much, and all that is there."""
     options = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
-    async with AIOKafkaConsumer(topic, bootstrap_servers=kafka, **options) as consumer, asyncio.timeout(30):
+    async with AIOKafkaConsumer(topic, bootstrap_servers=kafka, **options) as consumer, asyncio.timeout(60):
         found: Counter[bytes] = Counter()
         ends = await consumer.end_offsets(consumer.assignment())
         while found.total() < n or any([await consumer.position(each) < end for each, end in ends.items()]):

@@ -118,7 +118,7 @@ async def test_what_the_page_names_is_enough(own_broker: Broker) -> None:
             assert await rights.arrived(2) == Counter([b"owned", b"produced"])
             assert await owner.pause("kafka")
             assert await owner.resume("kafka")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while sum(each.event == "delivered" for each in await owner.journal()) < 2:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
 

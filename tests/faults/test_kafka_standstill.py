@@ -125,7 +125,7 @@ async def test_f3_a_member_that_the_group_may_have_forgotten_begins_no_session(
     async with KafkaStore(url) as store, store.work("w", ["work"]) as work:
         await until(lambda: work.status().phase == "ready", "it owns the partition")
         (member,) = store.assignment.groups.values()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await member.may_begin(is_fenced=False)
         monkeypatch.setattr(group, "SESSION_MS", -1)  # as if the last heartbeat was too long ago
         waiting = asyncio.create_task(member.may_begin(is_fenced=False))

@@ -118,7 +118,7 @@ async def test_a_plain_client_schedules_updates_and_deletes(kafka: str, partitio
         client.schedule(b"\xff\x00binary", b"", due, target)
         client.cancel(b"deleted")
         got: dict[bytes, ConsumerRecord] = {}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(got) < 3 or await store.counts():
                 await transfer(store, ALL)
                 got = {record.value: record for record in await read(kafka, target)}
@@ -159,7 +159,7 @@ async def test_what_stands_in_another_partition_than_its_own_is_delivered_and_an
         client, due = PlainClient(kafka, schedules, "consistent_random"), now_ms() // 1000 + 3000
         for i in range(12):
             client.schedule(b"m%d" % i, b"old", due, target)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while sum(each.scheduled for each in (await store.counts()).values()) < 12:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         standing = [partition for partition in store.partitions.values() if partition.index.placement.is_mixed]
@@ -188,7 +188,7 @@ async def test_f33_what_cannot_be_read_becomes_a_dead_letter_and_holds_up_nobody
             await producer.send_and_wait(schedules, b"x", b"\x00aiodelay/other")
         PlainClient(kafka, schedules).schedule(b"good", b"good", 1, target)
         await moved(store, 1)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (letters := await store.dead_letters()):  # noqa: ASYNC110 - as a user would look
                 await asyncio.sleep(0.01)
     (letter,) = letters
@@ -214,7 +214,7 @@ async def test_l5_bad_records_of_plain_clients_become_dead_letters_that_say_why(
             client.schedule(name.encode(), b"x" * i, 1, target, b"", **bad)
             client.schedule(b"good %d" % i, b"%d" % i, 1, target)
         client.schedule(b"large", b"x" * 1_500_000, 1, target)  # more than the target takes
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(letters := await letters_of(scheduler)) <= len(KAFKA_RECORDS) or await taken(scheduler):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         for name in KAFKA_RECORDS:
@@ -358,7 +358,7 @@ async def test_f28_a_change_that_races_with_its_delivery_is_never_lost(kafka: st
             await transfer(store, ALL)
             await asyncio.sleep(0.001)  # the user writes meanwhile
         (partition,) = store.partitions.values()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while partition.index.state.read_to <= await task or await store.counts():
                 await transfer(store, ALL)
                 await asyncio.sleep(0.01)
@@ -387,7 +387,7 @@ async def test_f28_what_is_cancelled_before_its_transaction_has_begun_is_not_del
         await begun.wait()
         second = asyncio.create_task(transfer(store, Demand(1)))
         PlainClient(kafka, schedules).cancel(b"m2")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await store.get("m2") is not None:  # noqa: ASYNC110 - as a user would look
                 await asyncio.sleep(0.01)
         may_go_on.set()
@@ -547,7 +547,7 @@ async def test_f29_while_the_cleaner_runs_nothing_is_lost_doubled_or_brought_bac
                     await asyncio.sleep(0.005)  # a pause between two transfers
         await writing
     async with opened(kafka, schedules) as store:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await store.counts():
                 await transfer(store, ALL)
                 await asyncio.sleep(0.01)

@@ -285,7 +285,6 @@ async def ends_of(kafka: str, topic: str) -> int:
 
 @pytest.mark.nightly  # in the gate, tests/faults/test_nemesis.py has these faults
 @pytest.mark.asyncio
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(("n", "seconds"), [(3, 30), (2, 30)])
 async def test_f3_f21_f26_a_storm_over_a_group(
     own_broker: Broker, unchecked: None, crew: Crew, n: int, seconds: int
@@ -395,6 +394,5 @@ async def test_f1_when_one_of_two_is_killed_all_that_is_due_is_delivered_once_an
 
 @pytest.mark.storm
 @pytest.mark.asyncio
-@pytest.mark.timeout(300)
 async def test_f1_when_one_of_two_is_killed_with_a_hundred_thousand_pending(kafka: str, crew: Crew) -> None:
     await one_of_two_is_killed(kafka, crew, far=100_000)

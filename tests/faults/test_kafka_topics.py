@@ -188,12 +188,12 @@ async def test_f32_partitions_added_while_running_end_delivery_loudly(
     ):
         assert isinstance((await producer.apply([put("m", b"")]))[0], Stored)
         await grow(kafka, topic, 3)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while work.status().phase != "ended":  # noqa: ASYNC110 - as a user would look
                 await asyncio.sleep(0.01)
         assert "divided into 3 partitions, instead of 2" in work.status().why
         for each in (store, producer):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not isinstance(outcome := (await each.apply([put("n", b"")]))[0], Refused):  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             assert (outcome.reason, "accept_partitions=3" in outcome.detail) == ("unavailable", True)
@@ -212,7 +212,7 @@ async def test_f31_a_topic_deleted_under_its_owner_ends_delivery_loudly_whoever_
             await scheduler.schedule(b"lost", to=f"kafka:{target}", delay="1h", id=f"m{i}")
         await asyncio.to_thread(delete_topic, kafka, topic)
         found = [scheduler.status()]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while found[-1].phase != "ended":
                 await asyncio.sleep(0.01)  # as a user would look
                 found.append(scheduler.status())
@@ -303,14 +303,14 @@ async def test_what_one_process_holds_is_held_by_all_of_every_topic(kafka: str) 
     members = [url_of(kafka, *topics, options=f"&members=2&member={member}") for member in (0, 1)]
     async with opened(members[0]) as one, opened(members[1]) as other:
         assert await one.pause("kafka", target)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not await other.paused():  # noqa: ASYNC110 - as a user would look
                 await asyncio.sleep(0.01)
         assert not await other.pause("kafka", target)
         for topic in topics:
             async with KafkaStore(url_of(kafka, topic)) as producer:
                 await producer.apply([put(f"m{i}", b"%d" % i, After(0), target) for i in range(20)])
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await held_in(one) + await held_in(other) < 40:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         for store in (one, other):
@@ -346,12 +346,12 @@ async def test_an_address_that_was_blocked_does_not_bring_back_what_was_cancelle
     async with Scheduler(url_of(kafka, new_name("schedules"))) as scheduler:
         for message_id in ("a", "b"):
             await scheduler.schedule(message_id.encode(), to=f"kafka:{target}", delay="1ms", id=message_id)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (blocked := await scheduler.blocked()) or blocked[0].messages < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert await scheduler.cancel("a") is CancelOutcome.CANCELLED
         await create_topic(kafka, target)
         assert await values(kafka, target, 1) == Counter([b"b"])
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await scheduler.counts():  # noqa: ASYNC110 - until its end has been read
                 await asyncio.sleep(0.01)

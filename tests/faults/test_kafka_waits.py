@@ -108,7 +108,7 @@ async def test_f27_dead_letters_answer_in_time(kafka: str) -> None:
         ended = [Dead(each.record.id, each.record.revision, each.token, "rejected", 1) for each in claims]
         await work.settle(ended)
         keys = [DeadKey(each.id, each.revision) for each in ended]
-        async with foreign(kafka, schedules), asyncio.timeout(30):
+        async with foreign(kafka, schedules), asyncio.timeout(60):
             (outcome,) = await store.redrive(keys[:1])
             assert isinstance(outcome, Unknown)
             with pytest.raises(StoreUnavailableError):

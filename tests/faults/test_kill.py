@@ -137,6 +137,5 @@ def test_f1_f2_a_storm_of_kills(scene: Scene) -> None:
 
 
 @pytest.mark.storm
-@pytest.mark.timeout(300)
 def test_f1_f2_a_long_storm_of_kills(scene: Scene) -> None:
     storm(scene, seconds=60, seed=random.randrange(1 << 30))

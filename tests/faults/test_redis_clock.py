@@ -149,7 +149,7 @@ def test_f15_a_step_forwards_costs_at_most_one_more_run_each_and_one_backwards_n
             server.step(step_s)
             await scheduler.schedule(b"", to=f"handler:{LANE}", delay="0s", id="wakes it")
             await runs.until(6)
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(60):
                 await scheduler.run_until_idle()
             assert await scheduler.counts() == {}
         assert set(runs.ended) == {"m0", "m1", "m2", "m3", "m4", "wakes it"}

@@ -78,7 +78,7 @@ def sweep(server: RedisServer, play: Play, *, least: int) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         striker = Striker(at, strike)
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await play(World(server, next(numbers)), striker)
         except BaseException as error:
             error.add_note(f"cancelled at suspension {at}, {strike}")

@@ -129,7 +129,6 @@ def test_a_mover_and_a_process_are_killed_midway(scene: RedisScene) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(300)
 def test_a_storm_of_moves_and_kills(scene: RedisScene) -> None:
     rng = random.Random(20)
     workers = under_load(scene, "w0", "w1", "w2")

@@ -50,7 +50,6 @@ def has_refused(worker: Worker) -> bool:
 # --- SQLite, Redis ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(180)
 def test_v1_two_versions_share_a_store_until_the_switch(any_scene: Scene, tmp_path: Path) -> None:
     scene, stream = any_scene, Stream(seconds=8, rate=30, ids=200, seed=1)
 
@@ -110,7 +109,6 @@ def runs_in(path: Path) -> list[Run]:
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(240)
 async def test_v1_two_versions_share_topics_until_the_switch(kafka: str, crew: Crew, tmp_path: Path) -> None:
     target, schedules = await create_topic(kafka, new_name()), new_name("schedules")
     store = f"kafka://{kafka}/{schedules}?create_topic=true&partitions={PARTITIONS}"

@@ -155,7 +155,6 @@ async def pages_of(client: httpx.AsyncClient) -> list[str]:
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(120)
 async def test_no_secret_of_a_redis_stack_is_told(redis: RedisServer, logged: list[str]) -> None:
     emitted = Emitted()
     place = f"keeper:{PASSWORD}@127.0.0.1:{redis.port}"
@@ -168,7 +167,6 @@ async def test_no_secret_of_a_redis_stack_is_told(redis: RedisServer, logged: li
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(180)
 async def test_no_secret_of_a_kafka_stack_is_told(own_broker: Broker, logged: list[str]) -> None:
     emitted = Emitted()
     schedules, target = new_name("schedules"), await create_topic(own_broker.bootstrap, new_name("target"))

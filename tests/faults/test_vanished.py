@@ -23,7 +23,6 @@ from tests.support.service import Service, until_ready
 from tests.support.service import until as until_answer
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(120)
 GONE, REPLACED, TORN = "are gone: somebody deleted them", "other keys have taken their place", "somebody deleted a key"
 
 

@@ -20,8 +20,6 @@ from tests.support.servers import RedisServer, redis_products, replicate, start
 from tests.support.tls import Certificates, tls_port_of
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(120)
-
 APP = """
 from dataclasses import dataclass
 from aiodelay import Scheduler, event

@@ -20,8 +20,6 @@ from tests.support.kafka import create_topic, new_name
 from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(180)
-
 SAFE: dict[str, str | float] = {
     "cleanup_policy": "compact",
     "min_compaction_lag_ms": 86_400_000,
@@ -227,7 +225,7 @@ def test_what_was_cancelled_in_flight_does_not_travel(stores: Stores) -> None:
             kinds.append((await asyncio.to_thread(cli, "export")).err)
 
         scheduler.add_handler(work, name="mail")
-        async with scheduler, asyncio.timeout(30):
+        async with scheduler, asyncio.timeout(60):
             await scheduler.run_until_idle()
 
     asyncio.run(play())

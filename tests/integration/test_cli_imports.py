@@ -17,8 +17,6 @@ from tests.support.kafka import create_topic, new_name
 from tests.support.servers import RedisServer, redis_products, start
 from tests.support.topics import new_producer
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:

@@ -18,8 +18,6 @@ import pytest
 from tests.support.cli import Cli
 from tests.support.servers import Found, redis_servers
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def redis(shared_redis: Callable[[Found], str]) -> str:

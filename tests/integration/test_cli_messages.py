@@ -22,8 +22,6 @@ from tests.support.kafka import create_topic, new_name
 from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def redis(shared_redis: Callable[[Found], str]) -> str:
@@ -60,7 +58,7 @@ def give_up(cli: Cli, *names: str) -> None:
 
         scheduler.add_handler(refuse, name="bad")
         async with scheduler:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await scheduler.run_until_idle()
 
     asyncio.run(play())
@@ -282,7 +280,7 @@ def test_a_dead_letter_is_shown_with_its_errors_and_its_traceback(cli: Cli) -> N
             raise KeyError(next(errors))
 
         scheduler.add_handler(fail, name="bad")
-        async with scheduler, asyncio.timeout(30):
+        async with scheduler, asyncio.timeout(60):
             await scheduler.run_until_idle()
 
     asyncio.run(play())

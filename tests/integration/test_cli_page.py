@@ -29,7 +29,6 @@ def plain(text: str) -> str:
     return "\n".join(" ".join(line.split()) for line in text.splitlines())
 
 
-@pytest.mark.timeout(120)
 def test_what_the_page_shows_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands run in this process, pipelines in a shell."""
     monkeypatch.chdir(tmp_path)

@@ -17,8 +17,6 @@ from tests.support.cli import Cli
 from tests.support.servers import Found, redis_servers
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture(scope="module")
 def redis(shared_redis: Callable[[Found], str]) -> str:

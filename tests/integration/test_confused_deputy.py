@@ -16,7 +16,7 @@ from tests.support.api import serving_api
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import Found, redis_servers
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.asyncio
 NDJSON = {"content-type": "application/x-ndjson"}
 
 

@@ -16,7 +16,6 @@ from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.asyncio,
-    pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:.*'lib_:DeprecationWarning"),  # FastStream 0.7.4 with redis-py 8
 ]
 

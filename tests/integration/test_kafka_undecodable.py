@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import httpx
-import pytest
 
 from aiodelay import Reject, Scheduler
 from aiodelay.core.values import DeadLetter, Refused
@@ -16,8 +15,6 @@ from tests.support.cli import Cli
 from tests.support.kafka import create_topic, new_name
 from tests.support.topics import new_producer
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def write(kafka: str, topic: str, target: str, names: list[str]) -> None:

@@ -19,8 +19,6 @@ from tests.support.kafka import new_name
 from tests.support.servers import redis_servers
 from tests.support.stores import empty_store
 
-pytestmark = pytest.mark.timeout(120)
-
 BACKLOG, COMING = 30, 3_000
 RUN_S = 0.05
 

@@ -102,7 +102,7 @@ async def use(url: str, midway: Callable[[], Awaitable[None]] = nothing) -> None
                 await asyncio.sleep(0.05)  # it must wait, and not come back at once
                 assert not waiter.done()
                 assert list(await sink.send([Delivery(envelope, "x", 1, 1, 1, 0)])) == [Sent()]
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     await waiter
 
 

@@ -588,7 +588,7 @@ async def waiting(feed: Feed) -> AsyncIterator[asyncio.Task[None]]:
 @on_list
 async def test_l2_a_push_by_anybody_ends_the_wait_of_all_and_takes_nothing(scene: Scene) -> None:
     first, second = await scene.feed(), await scene.feed()
-    async with asyncio.timeout(20), waiting(first), waiting(second):
+    async with asyncio.timeout(60), waiting(first), waiting(second):
         await scene.push(element("m"))
     assert await scene.ids() == ["m"]
     assert sorted(ids([*await claim(first), *await claim(second)])) == ["m"]
@@ -610,7 +610,7 @@ async def test_l2_a_wait_blocks_on_the_server_and_does_not_poll(scene: Scene) ->
 @on_list
 async def test_l2_a_cut_connection_is_made_again(scene: Scene) -> None:
     feed = await scene.feed()
-    async with asyncio.timeout(20), waiting(feed):
+    async with asyncio.timeout(60), waiting(feed):
         await scene.direct.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
     feed.clear()
     for _ in range(3):
@@ -618,7 +618,7 @@ async def test_l2_a_cut_connection_is_made_again(scene: Scene) -> None:
             assert await claim(feed) == []
         except StoreUnavailableError:
             await asyncio.sleep(0.2)  # as a dispatcher pauses after an error
-    async with asyncio.timeout(20), waiting(feed):
+    async with asyncio.timeout(60), waiting(feed):
         await asyncio.sleep(0.5)  # it must have come to wait on the server again
         await scene.push(element("m"))
     assert ids(await claim(feed)) == ["m"]
@@ -627,7 +627,7 @@ async def test_l2_a_cut_connection_is_made_again(scene: Scene) -> None:
 @on_list
 async def test_l2_wake_ends_a_wait(scene: Scene) -> None:
     feed = await scene.feed()
-    async with asyncio.timeout(20), waiting(feed):
+    async with asyncio.timeout(60), waiting(feed):
         feed.wake()
 
 

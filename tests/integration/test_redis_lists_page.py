@@ -191,7 +191,7 @@ async def use(url: str) -> None:
                 await asyncio.sleep(0.05)  # it must wait, and not come back at once
                 assert not waiter.done()
                 assert not isinstance((await sink.send([Delivery(envelope, "", 1, 1, 1, 0)]))[0], NotTaken)
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     await waiter
 
 

@@ -752,7 +752,7 @@ async def test_l2_who_waits_is_woken_by_what_is_appended_and_what_is_given_back(
             await asyncio.sleep(0.05)  # it must wait, and not come back at once
             assert not waiting.done()
             await doing()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await waiting
 
     await woken(lambda: scene.log.append(TOPIC, [b"p"]))

@@ -128,7 +128,7 @@ async def use(url: str, midway: Callable[[], Awaitable[None]] = nothing) -> None
                 assert not waiter.done()
                 only = Envelope("x", "redis-log", "orders?consumer=billing", payload=b"p")
                 assert list(await log.send([Delivery(only, "x", 1, 1, 1, 0)])) == [Sent()]
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     await waiter
 
 

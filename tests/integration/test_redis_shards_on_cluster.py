@@ -329,7 +329,7 @@ def test_l2_a_put_of_another_process_ends_a_wait_also_after_a_slot_has_moved(
     async def wakes(work: Work, other: ShardedStore, message_id: str) -> None:
         work.clear()
         assert await claim(work) == []
-        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             waiting = tasks.create_task(work.wait(until_ms=None))
             await asyncio.sleep(0)
             await put(other, [message_id])

@@ -19,8 +19,6 @@ from tests.support.service import Service, until, until_ready
 from tests.support.topics import lasting_producer, new_producer
 from tests.support.waiting import until_sync
 
-pytestmark = pytest.mark.timeout(120)
-
 PAGE = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
 MANY = 100_000
 AHEAD_S = 100_000

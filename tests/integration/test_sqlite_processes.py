@@ -129,7 +129,7 @@ async def test_l2_what_another_connection_writes_ends_a_wait(tmp_path: Path, mon
         await one.apply([put(1, delay_ms=3_600_000)])
         for number in (2, 3):
             await settled_down(work)
-            async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
                 tasks.create_task(work.wait(until_ms=None))
                 await one.apply([put(number)])
 

@@ -21,8 +21,6 @@ from tests.support.api import ALL, problem_of, serving_api
 from tests.support.cli import Cli
 from tests.support.servers import RedisServer, redis_programs, start
 
-pytestmark = pytest.mark.timeout(120)
-
 PASSWORD = "hunter2"
 WORK = {"to": "handler:work", "payload": "p", "delay": "1h"}
 

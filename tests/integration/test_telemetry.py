@@ -25,7 +25,7 @@ from tests.support.telemetry import Emitted, id_of, linked
 from tests.support.topics import lasting_producer
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.asyncio
 
 IDLE_S = 6.0
 """Longer than a blocking read, than two safety polls, and than a third of a lease."""

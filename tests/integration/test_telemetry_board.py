@@ -22,7 +22,7 @@ from tests.support.kafka import create_topic, new_name
 from tests.support.servers import RedisServer, redis_products, start
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.asyncio
 
 FOLDER = Path(__file__).parents[2] / "docs" / "telemetry"
 WORD = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")

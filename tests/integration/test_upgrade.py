@@ -27,7 +27,6 @@ from tests.support.servers import Found, redis_servers
 from tests.support.service import Service, until_ready
 from tests.support.service import until as until_answer
 
-pytestmark = pytest.mark.timeout(120)
 NEW, NEWER = "rehearsed", "untold"
 
 

@@ -35,7 +35,7 @@ async def opened_patiently(make: Callable[[], AbstractAsyncContextManager[S]]) -
 
 async def stored_patiently(store: Store, puts: Sequence[Put]) -> None:
     """Store messages. While the store cannot answer, repeat the commands. Any other refusal is an error."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while left := [each for each in await store.apply(puts) if not isinstance(each, Stored)]:
             for each in left:
                 assert isinstance(each, Unknown) or (isinstance(each, Refused) and each.reason == "unavailable"), each

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, overload
 
 __all__ = ["PATIENCE_S", "until", "until_sync"]
 
-PATIENCE_S = 30.0
-"""The longest wait. A busy machine needs a tenth of it."""
+PATIENCE_S = 60.0
+"""The longest wait. It is a safety net: a busy machine needs far less."""
 _PAUSE_S = 0.01
 
 T = TypeVar("T")

@@ -332,7 +332,7 @@ async def test_a_blocked_loop_is_noticed_and_nothing_claimed_until_it_runs_freel
     time.sleep(0.7)  # noqa: ASYNC251 - as a handler does that does not know better
     assert not lag.may_claim(), "known at once, before the probe itself has run"
     assert not runs_freely.is_set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await runs_freely.wait()
     assert lag.may_claim()
     lag.stop()
