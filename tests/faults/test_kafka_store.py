@@ -68,8 +68,9 @@ class PlainClient:
     """Schedules as a program in any language would: key, value, three headers."""
 
     def __init__(self, bootstrap: str, schedules: str, partitioner: str = "murmur2_random") -> None:
-        options = {"partitioner": partitioner, "linger.ms": 0, "message.max.bytes": 2_000_000}
-        self._producer = new_producer(bootstrap, options)
+        self._producer = new_producer(
+            bootstrap, {"partitioner": partitioner, "linger.ms": 0, "message.max.bytes": 2_000_000}
+        )
         self._schedules = schedules
 
     def schedule(
