@@ -82,7 +82,8 @@ def quick(session: nox.Session) -> None:
     install_editable(session, spark="")
     planned = changed_tests.quick(ROOT)
     session.log("\n".join(planned.report))
-    session.run("pytest", *IN_TWO, "-q", "--durations=10", *session.posargs, *planned.tests)
+    chosen = ["-m", "not nightly and not storm and not slow"]
+    session.run("pytest", *IN_TWO, *chosen, "-q", "--durations=10", *session.posargs, *planned.tests)
 
 
 @nox.session

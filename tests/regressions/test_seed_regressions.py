@@ -383,6 +383,7 @@ async def test_r12_an_update_at_the_firing_instant_leaves_no_zombie(bench: Bench
         assert RescheduleOutcome.RESCHEDULED not in outcomes.values()
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_r13_a_clock_set_back_delays_and_one_set_forward_does_not_lose(bench: Bench) -> None:
     async with bench.serving() as scheduler:
@@ -421,6 +422,7 @@ async def test_r13_over_midnight(bench: Bench) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("day", "expected"),
     [

@@ -20,7 +20,7 @@ from aiodelay.testing import FaultyStore, VirtualClock
 from aiodelay.testing import history as h
 from tests.support.bad_builds import BUILDS, BadBuild
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
 LIMITS = h.Limits(
     lateness_ms=300_000,

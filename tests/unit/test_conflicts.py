@@ -97,6 +97,7 @@ async def test_debounce_gives_the_due_time() -> None:
             await scheduler.schedule(Refresh(0), id="page", delay="5s", conflict=rule)
 
 
+@pytest.mark.slow
 def test_of_100_000_calls_in_one_minute_no_run_is_later_than_the_longest_wait() -> None:
     runs: list[tuple[int, int]] = []
 

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from tests.support.decoders import CORPUS, DECODERS, Decoder
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SLOW = ("recorded-history", "settings", "url")
 """Decoders that take milliseconds for one input."""

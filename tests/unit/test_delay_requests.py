@@ -118,6 +118,7 @@ def test_a_bad_request_is_refused_with_its_reason(text: str | bytes | None, reas
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import msgspec
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +27,8 @@ from aiodelay.core.values import DeadKey, DeadLetter, Envelope, Record, Stored
 from aiodelay.kafka.records import Memory, Read, Wire
 from aiodelay.testing.clock import VirtualClock
 from tests.support.disks import IN_MEMORY
+
+pytestmark = pytest.mark.slow
 
 NOW = VirtualClock().now_ms()
 HORIZON_MS, FAR_MS = 10_000, 100_000

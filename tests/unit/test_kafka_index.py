@@ -679,6 +679,7 @@ def read_by(steps: Sequence[tuple[str, int, int, bool]], *, ahead_ms: int) -> Pe
     return index
 
 
+@pytest.mark.slow
 def test_what_stands_does_not_depend_on_what_is_held_whole() -> None:
     for steps in product(STEPS, repeat=3):
         whole, noted = read_by(steps, ahead_ms=FAR_MS), read_by(steps, ahead_ms=HORIZON_MS)

@@ -29,6 +29,7 @@ from tests.support.storm_programs import (
 )
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.slow
 
 SEEDS = 200
 STRIKES_TEST = {"hides_an_unknown_outcome_from_its_caller"}

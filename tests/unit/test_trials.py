@@ -10,6 +10,8 @@ import pytest
 from aiodelay.core.transitions import KILLS_TO_DEATH, TRIAL_MS
 from tests.support.trials import Cost, Play, cost_of
 
+pytestmark = pytest.mark.slow
+
 
 def most_deaths(play: Play) -> int:
     """Return how many processes may end.
