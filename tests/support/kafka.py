@@ -24,10 +24,23 @@ from itertools import count, islice
 from pathlib import Path
 from uuid import uuid4
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka.admin import NewTopic
 from aiokafka.errors import InvalidReplicationFactorError, KafkaError, TopicAlreadyExistsError, for_code
+from aiokafka.structs import OffsetAndMetadata
 
+from aiodelay.backends.kafka.client import (
+    AbortedError,
+    Admin,
+    FencedError,
+    InDoubtError,
+    Outgoing,
+    Transactions,
+    admin_of,
+    plain_consumer_of,
+    stop,
+)
+from aiodelay.backends.kafka.client.options import Cluster
 from aiodelay.kafka.records import partition_of
 from aiodelay.testing.servers import free_port
 
@@ -367,37 +380,43 @@ def _in_docker() -> Given:
 
 async def _wait_until_ready(bootstrap: str) -> None:
     """Wait until a consumer group and a transaction have worked. An open port alone does not mean ready."""
-    deadline, limit_s = time.monotonic() + START_S, 20.0
+    deadline, timeout_ms = time.monotonic() + START_S, 20_000
     while True:
         try:
-            await asyncio.wait_for(_group_and_transaction(bootstrap), limit_s)
-        except (AssertionError, KafkaError, TimeoutError):  # aiokafka raises AssertionError if it knows no broker yet
+            await _group_and_transaction(_cluster(bootstrap, timeout_ms))
+        except (AbortedError, FencedError, InDoubtError, KafkaError, TimeoutError):
             if time.monotonic() > deadline:
                 raise
-            limit_s *= 2  # a slow machine may need longer
+            timeout_ms *= 2  # a slow machine may need longer
             await asyncio.sleep(0.1)
         else:
             return
 
 
-async def _group_and_transaction(bootstrap: str) -> None:
+async def _group_and_transaction(cluster: Cluster) -> None:
+    """Use aiodelay's own clients: without an answer, aiokafka's leave a connection open (K20)."""
     topic, name = "ready", new_name("ready")
     with suppress(TopicAlreadyExistsError):  # an earlier call has created it
-        await create_topic(bootstrap, topic)
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=name)
-    try:  # if the broker is not ready yet, the start fails halfway
-        await producer.start()
-        async with producer.transaction():
-            await producer.send_and_wait(topic, b"ready")
+        await create_topic(cluster.bootstrap, topic)
+    producer = Transactions(cluster, name)
+    await producer.start()
+    try:
+        await producer.begin([Outgoing(topic, None, b"ready", [])])
+        await producer.commit()
     finally:
-        await producer.stop()
-    consumer = AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, group_id=name, auto_offset_reset="earliest")
+        await producer.close()
+    consumer = plain_consumer_of(cluster, topic, group_id=name, auto_offset_reset="earliest")
     try:
         await consumer.start()
-        await consumer.getone()
-        await consumer.commit({TopicPartition(topic, 0): 1})
+        if not await consumer.getmany(timeout_ms=cluster.timeout_ms):
+            raise TimeoutError
+        await consumer.commit({TopicPartition(topic, 0): OffsetAndMetadata(1, "")})
     finally:
-        await consumer.stop()
+        await stop(consumer)
+
+
+def _cluster(bootstrap: str, timeout_ms: int = 40_000) -> Cluster:
+    return Cluster("tests", {"bootstrap_servers": bootstrap.split(",")}, timeout_ms)
 
 
 def new_name(what: str = "test") -> str:
@@ -431,9 +450,9 @@ async def create_topic(
     bootstrap: str, name: str, partitions: int = 1, *, replicas: str | float = 1, **settings: str | float
 ) -> str:
     """Create a topic. Return its name when the broker knows it. Names of settings have `_` instead of `.`."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
+    admin = admin_of(_cluster(bootstrap))
     try:
+        await admin.start()
         configs = {key.replace("_", "."): str(value) for key, value in settings.items()}
         topic = NewTopic(name, partitions, int(replicas), topic_configs=configs)
         async with asyncio.timeout(START_S):
@@ -449,7 +468,7 @@ async def create_topic(
     return name
 
 
-async def _is_created(admin: AIOKafkaAdminClient, topic: NewTopic) -> bool:
+async def _is_created(admin: Admin, topic: NewTopic) -> bool:
     """Create a topic. Return False if the cluster does not count its broker yet, as right after a start or a freeze."""
     try:
         answer = await admin.create_topics([topic])
