@@ -476,8 +476,8 @@ def _is_same(attempt: Attempt, scheduled: Operation) -> bool:
 def _s9_in_order(story: Story, limits: Limits) -> Iterator[Finding]:
     """Claims return the messages of a lane by due time, then by scheduling order.
 
-    This excludes messages that were claimed before, and messages of a source, which has its own order. The order between
-    claims counts only in the lanes of `in_order`.
+    This excludes messages that were claimed before, and messages of a source, which has its own order. The order
+    between claims counts only in the lanes of `in_order`.
     """
     last: dict[tuple[str, int, str], Lease] = {}
     known: set[tuple[str, int, int]] = set()
