@@ -53,6 +53,7 @@ PYSPARK = "4.3.*"
 WHEEL_METADATA = ["METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "sboms/aiodelay.cdx.json"]
 REQUIRED_IN_WHEEL = {"aiodelay/py.typed", "aiodelay/backends/sqlite/schema.sql", "pyspark_aiodelay/__init__.py"}
 STORM_TIMEOUT_S = 3600
+OF_THE_GATE = "not nightly and not storm"  # the choice by markers that pyproject.toml makes for pytest
 
 
 @nox.session
@@ -82,7 +83,7 @@ def quick(session: nox.Session) -> None:
     install_editable(session, spark="")
     planned = changed_tests.quick(ROOT)
     session.log("\n".join(planned.report))
-    chosen = ["-m", "not nightly and not storm and not slow"]
+    chosen = ["-m", f"{OF_THE_GATE} and not slow"]
     session.run("pytest", *IN_TWO, *chosen, "-q", "--durations=10", *session.posargs, *planned.tests)
 
 
@@ -243,7 +244,7 @@ def tests_other_pythons(session: nox.Session) -> None:
     if str(session.python).endswith("t"):
         session.env["PYTHON_GIL"] = "0"  # otherwise, importing aiokafka turns the GIL on
     prepare(session, requirements(spark=""))
-    at_night(session, "not nightly and not storm", "--ignore=tests/spark")
+    at_night(session, OF_THE_GATE, "--ignore=tests/spark")
 
 
 @nox.session(tags=["nightly"])
@@ -257,7 +258,7 @@ def spark_floor(session: nox.Session) -> None:
 def lowest(session: nox.Session) -> None:
     """Does aiodelay work with the lowest versions of its dependencies that pyproject.toml allows?"""
     prepare(session, [*floors(extras=["cli", "kafka", "redis", "service", "telemetry"]), *group("test")])
-    at_night(session, "not nightly and not storm", "--ignore=tests/spark")
+    at_night(session, OF_THE_GATE, "--ignore=tests/spark")
 
 
 @nox.session(tags=["nightly"])

@@ -19,9 +19,7 @@ import pytest
 from tests.support.cli import Cli
 from tests.support.waiting import until_sync
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are POSIX"),
-]
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pseudo-terminals are POSIX")
 
 COMMAND = [sys.executable, "-m", "aiodelay"]
 

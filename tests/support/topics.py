@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # which names
     OffsetSpec,
 )
 
-from tests.support.waiting import until_sync
+from tests.support.waiting import PATIENCE_S, until_sync
 
 __all__ = [
     "CLEANED",
@@ -43,7 +43,6 @@ __all__ = [
     "shared_out",
 ]
 
-PATIENCE_S = 60.0
 # The errors of a broker that has just started or was busy. librdkafka does not repeat such a request.
 NO_COORDINATOR_YET = (
     KafkaError.NOT_COORDINATOR,

@@ -1,4 +1,7 @@
-"""The structure of the code: imports point one way, one module reads the clock, no optional package is needed."""
+"""The structure of the code: imports point one way, one module reads the clock, no optional package is needed.
+
+Classes stay small, and callers get aiodelay's errors.
+"""
 
 from __future__ import annotations
 

@@ -15,11 +15,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka import Message as Read
 from msgspec import Struct
 
-from tests.support.waiting import until_sync
+from tests.support.topics import new_producer
+from tests.support.waiting import PATIENCE_S, until_sync
 
 __all__ = ["Partition", "Stands", "load", "read_lines", "read_topic", "written"]
-
-PATIENCE_S = 60.0
 
 
 class Stands(Struct, frozen=True, omit_defaults=True):
@@ -100,10 +99,10 @@ class _Loading:
     """Writes one partition."""
 
     def __init__(self, bootstrap: str, topic: str, number: int) -> None:
-        options = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
+        options: dict[str, str | int] = {"linger.ms": 0, "log_level": 0}
         self._topic, self._number = topic, number
-        self._plain = Producer(options)
-        self._bound = Producer({**options, "transactional.id": uuid4().hex})
+        self._plain = new_producer(bootstrap, options)
+        self._bound = new_producer(bootstrap, {**options, "transactional.id": uuid4().hex})
         self._bound.init_transactions(PATIENCE_S)
         self._reader = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid4().hex})
 
