@@ -161,10 +161,10 @@ async def test_f22_a_scheduler_that_starts_while_the_broker_is_away_delivers_onc
     broker: Broker, fault: str
 ) -> None:
     before, target = asyncio.all_tasks(), await create_topic(broker.bootstrap, new_name())
-    url = f"kafka://{broker.bootstrap}/{new_name('schedules')}?create_topic=true&partitions=2&timeout_ms=2000"
+    url = f"kafka://{broker.bootstrap}/{new_name('schedules')}?create_topic=true&partitions=2"
     async with Scheduler(url, dispatch=False) as client:
         await client.schedule(b"x", to=f"kafka:{target}", delay="1ms")
-    scheduler = Scheduler(url, open_timeout="2m")
+    scheduler = Scheduler(f"{url}&timeout_ms=2000", open_timeout="2m")
     take_away, bring_back = (broker.kill, broker.start) if fault == "killed" else (broker.freeze, broker.thaw)
     take_away()
     opening = asyncio.create_task(scheduler.__aenter__())
