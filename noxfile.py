@@ -139,9 +139,9 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """How fast is aiodelay, compared with its limits? Without arguments, write docs/performance.md and .json."""
-    install(session, "bench")
+    install(session)
     if not session.posargs or any(each.startswith("BD") for each in session.posargs):
-        session.install(*group("spark"), "pyspark==4.3.*")
+        session.install(*requirements(spark="4.3.*"))
     add_redis(session)
     reports = ["--markdown", "docs/performance.md", "--json", "docs/performance.json"]
     session.run("python", "-m", "benchmarks", *(session.posargs or reports))
@@ -150,7 +150,7 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def peers(session: nox.Session) -> None:
     """How fast is aiodelay, beside other libraries? Without arguments, write the tables of docs/performance.md."""
-    install(session, "bench")
+    install(session)
     add_redis(session)
     keep_peers(session)
     session.run("python", "-m", "benchmarks.peers", *(session.posargs or ["--markdown", "docs/performance.md"]))
@@ -159,7 +159,7 @@ def peers(session: nox.Session) -> None:
 @nox.session
 def failures(session: nox.Session) -> None:
     """Which messages are lost, doubled or late after a kill? Without arguments, write docs/failures.md."""
-    install(session, "bench")
+    install(session)
     add_redis(session)
     keep_peers(session)
     options = session.posargs or ["--markdown", "docs/failures.md"]
@@ -169,7 +169,7 @@ def failures(session: nox.Session) -> None:
 @nox.session
 def backlog(session: nox.Session) -> None:
     """How fast, and in how much memory, are ten million overdue messages delivered? `nox -s backlog -- redis`."""
-    install(session, "bench")
+    install(session)
     add_redis(session)
     session.run("python", "-m", "benchmarks.backlog", *session.posargs)
 
@@ -283,9 +283,9 @@ def changelog(session: nox.Session) -> None:
     session.run("towncrier", "build", *session.posargs)
 
 
-def install(session: nox.Session, dependency_group: str) -> None:
-    """Install the package as users do, not editable, and a dependency group."""
-    session.install(".[cli]", *group(dependency_group))
+def install(session: nox.Session) -> None:
+    """Install the package as users do, not editable, and the requirements of the tests, which benchmarks need too."""
+    session.install(".[cli]", *requirements(spark=""))
 
 
 def renew_pip(session: nox.Session) -> None:
