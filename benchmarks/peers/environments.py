@@ -23,6 +23,8 @@ _ROOT = Path(__file__).parents[2]
 _PROGRAMS = Path(__file__).with_name("programs")
 _INSTALLED = "installed.txt"
 """A file with the requirements that pip or npm has installed. It is written last."""
+LINES_SHOWN = 4
+"""The lines of an error of pip or npm that a message shows. The last line of npm only names a file."""
 
 
 class MissingPeerError(Exception):
@@ -97,5 +99,6 @@ def _install(peer: Peer, folder: Path) -> None:
         command = [f"{folder / 'bin' / 'python'}", "-m", "pip", "install", "--quiet", *requirements(peer)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise MissingPeerError(f"{' '.join(command[:3])} failed: {done.stderr.strip().splitlines()[-1:]}")
+        reason = "; ".join(done.stderr.strip().splitlines()[-LINES_SHOWN:])
+        raise MissingPeerError(f"{' '.join(command[:3])} failed: {reason}")
     (folder / _INSTALLED).write_text(_text(peer), encoding="utf-8")
