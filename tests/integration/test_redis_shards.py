@@ -21,6 +21,7 @@ from aiodelay.core.values import (
     LEASE_MS,
     MAX_CLAIM_MESSAGES,
     After,
+    Command,
     Demand,
     Done,
     Envelope,
@@ -271,6 +272,49 @@ def test_a_claim_takes_one_round_trip_to_each_shard_and_only_where_something_is_
             await put(store, ["one"])
             assert await claim(work) == ["one"]
             assert set(calls.taken()) == {shard_of("one", SHARDS)}
+
+    asyncio.run(play())
+
+
+def test_a_claim_from_empty_lanes_asks_no_shard_because_of_a_lane_with_more(
+    url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def claimed(work: Work, **messages: int) -> int:
+        demand = {lane: Demand(each) for lane, each in messages.items()}
+        return len((await work.claim(demand, request=new_id(), lease_ms=LEASE_MS)).claims)
+
+    async def play() -> None:
+        async with opened(url, namespace) as (store, work):
+            calls = Calls(store, monkeypatch)
+            await put(store, [each for shard in range(SHARDS) for each in ids_of(shard, 50)])
+            await put(store, ["other"], lane="other")
+            assert await claimed(work, orders=SHARDS, other=SHARDS) == SHARDS + 1
+            calls.taken()
+            assert await claimed(work, orders=0, other=100) == 0
+            assert calls.taken() == []
+            assert await claimed(work, orders=20, other=100) == 20
+            assert len(calls.taken()) == 1
+            await put(store, ["later"], lane="other")
+            assert await claimed(work, orders=0, other=100) == 1
+            assert set(calls.taken()) == {shard_of("later", SHARDS)}
+
+    asyncio.run(play())
+
+
+def test_waiting_callers_share_calls_to_all_shards(url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, apply = list[RedisStore](), RedisStore.apply
+
+    def counted(store: RedisStore, commands: Sequence[Command]) -> Any:  # noqa: ANN401 - passed on
+        asked.append(store)
+        return apply(store, commands)
+
+    monkeypatch.setattr(RedisStore, "apply", counted)
+
+    async def play() -> None:
+        async with opened(url, namespace) as (store, _), Scheduler(store, dispatch=False) as scheduler:
+            await asyncio.gather(*(scheduler.schedule(b"m", to="handler:orders", delay="1h") for _ in range(3_000)))
+            assert [asked.count(each) for each in store.shards] == [2] * SHARDS
+            assert (await store.counts())[LANE].scheduled == 3_000
 
     asyncio.run(play())
 

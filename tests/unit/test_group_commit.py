@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from aiodelay import (
     CancelOutcome,
@@ -117,6 +118,13 @@ async def test_a_batch_holds_so_many_commands(stage: Stage) -> None:
     assert [each for batch in stage.batches for each in batch] == [
         f"m{number}" for number in range(2 * MAX_CLAIM_MESSAGES + 1)
     ]
+
+
+async def test_a_store_that_divides_a_batch_gets_more_commands_at_once(stage: Stage) -> None:
+    most = 3 * MAX_CLAIM_MESSAGES
+    stage.noting.traits = replace(stage.noting.traits, commands_at_once=most)
+    await asyncio.gather(*(stage.send(f"m{number}") for number in range(most + 1)))
+    assert [len(batch) for batch in stage.batches] == [most, 1]
 
 
 async def test_a_batch_holds_so_many_bytes_and_a_bigger_one_goes_alone(stage: Stage) -> None:

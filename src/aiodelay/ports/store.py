@@ -64,6 +64,8 @@ class StoreTraits(Struct, frozen=True, kw_only=True):
         open_over_fork: Whether a forked process may open the store if it was open in this process at the fork.
         paced_rows: Most messages in one call of a bulk load that limits its rate for the sake of live work. With a
             larger value, live work waits longer. With a smaller value, each message costs the store more.
+        commands_at_once: Most commands of waiting callers in one call of `apply`. A store that divides a call into
+            parts can take more: a part with few commands costs more for each command.
     """
 
     durable: bool
@@ -76,6 +78,7 @@ class StoreTraits(Struct, frozen=True, kw_only=True):
     longest_lease_ms: int = LEASE_MS
     open_over_fork: bool = True
     paced_rows: int = MAX_CLAIM_MESSAGES
+    commands_at_once: int = MAX_CLAIM_MESSAGES
 
 
 class Work(Feed, Protocol):

@@ -15,7 +15,6 @@ from msgspec import Struct
 from aiodelay.core.durations import format_duration
 from aiodelay.core.values import (
     MAX_CLAIM_BYTES,
-    MAX_CLAIM_MESSAGES,
     Cancel,
     Command,
     Fire,
@@ -168,9 +167,9 @@ class GroupCommit:
     def _next_batch(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
         messages = size = 0
-        now = self._clock.monotonic_ms()
+        now, most = self._clock.monotonic_ms(), self._store.traits.commands_at_once
         while (first := self._oldest()) is not None:
-            if batch and (messages + len(first.commands) > MAX_CLAIM_MESSAGES or size + first.size > MAX_CLAIM_BYTES):
+            if batch and (messages + len(first.commands) > most or size + first.size > MAX_CLAIM_BYTES):
                 break
             waiting = self._take()
             if waiting.latest_ms is not None and waiting.latest_ms < now:

@@ -14,7 +14,7 @@
 -- Then the demands, in the order of their turn: messages, bytes, number of lanes, names of the lanes.
 -- Returns these values, in this order:
 --   now
---   the time of the next possible claim; '' = the lanes are empty
+--   the times of the next possible claims from the demanded lanes, in the order of the arguments; '-' = the lane is empty
 --   the token
 --   the numbers of the demanded lanes, in the order of the arguments; 0 = the lane does not exist; negative = the lane
 --     has limits
@@ -45,7 +45,7 @@ local function read_demands()
       numbers[#numbers + 1] = n and limited and is_limited(n) and -n or n or 0
       if n then
         local lane = { n = n, members = {}, ids = {}, values = {}, at = 1, kept = 0, taken = {}, rank = #groups + 1,
-          left = 0 }
+          left = 0, at_argument = #numbers }
         lane.is_over = is_held(n)
         lane.is_limited = limited and is_limited(n)
         lane.is_shared = shared[ARGV[a + 2 + i]] and not lane.is_limited
@@ -273,22 +273,26 @@ function trial.behind(lane)
   return sooner(now + trials.FIRST, tonumber(next))
 end
 
+local function next_look(lane)
+  if lane.left > 0 and lane.is_over then return slot.next(lane.n) end
+  if lane.has_aside and not (trial.is_on and messages > 0) then
+    return sooner(trial.behind(lane), tokens.next_end(lane.n))
+  end
+  return next_claim(lane.n, MOST_PASSED)
+end
+
 local function next_looks()
-  local own, watched = nil, nil
+  local own, watched = {}, nil
+  for i = 1, #numbers do own[i] = '-' end
   for _, lane in ipairs(lanes) do
-    if lane.left > 0 and lane.is_over then
-      own = sooner(own, slot.next(lane.n))
-    elseif lane.has_aside and not (trial.is_on and messages > 0) then
-      own = sooner(own, sooner(trial.behind(lane), tokens.next_end(lane.n)))
-    else
-      own = sooner(own, next_claim(lane.n, MOST_PASSED))
-    end
+    local next = next_look(lane)
+    if next then own[lane.at_argument] = text(next) end
   end
   for a = 12, SHARED_AT - 1 do
     local n = known_lane(ARGV[a])
     if n then watched = sooner(watched, next_move(n, MOST_PASSED)) end
   end
-  return own and text(own) or '', watched and text(watched) or ''
+  return table.concat(own, ' '), watched and text(watched) or ''
 end
 
 read_demands()

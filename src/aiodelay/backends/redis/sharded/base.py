@@ -30,6 +30,9 @@ log: logging.Logger = logging.getLogger("aiodelay.redis")
 T = TypeVar("T")
 R = TypeVar("R")
 LEAST_CONNECTIONS = 2
+MOST_FULL_SHARDS = 8
+"""A call with commands of waiting callers has as many commands as fill the calls of so many shards, and not more: while
+a process encodes the commands, its event loop does nothing else."""
 
 
 class ShardSet:
@@ -55,7 +58,9 @@ class ShardSet:
     @property
     def traits(self) -> StoreTraits:
         """The abilities and limits of this store."""
-        return RedisStore.traits
+        traits = RedisStore.traits
+        full = min(max(self._count, 1), MOST_FULL_SHARDS)
+        return replace(traits, commands_at_once=full * traits.commands_at_once) if full > 1 else traits
 
     @property
     def _count(self) -> int:

@@ -15,8 +15,7 @@ __all__ = ["Demands"]
 
 _Asks: TypeAlias = Callable[[int, Sequence[Lane]], bool]
 """Answers a question about a shard and some lanes."""
-FEW_ROUNDS = 2
-"""The number of rounds of a claim that ask few shards. The next round asks all, so a claim ends soon."""
+ROUND_GROWTH = 4
 
 
 class Demands:
@@ -61,7 +60,8 @@ class Demands:
     def divided(self, is_due: _Asks, has_more: _Asks) -> dict[int, dict[Lane, Demand]]:
         """Return a part for each shard to ask now, without suspects.
 
-        Each call has a cost of its own. So the first two times, shards that surely have more are asked one by one.
+        Each call has a cost of its own. So if shards surely have more, only few of them are asked: one or two in the
+        first round, one in the second round, and four times as many in each further round. So a claim ends soon.
 
         Args:
             is_due: Returns whether a shard may have something due in one of some lanes.
@@ -90,9 +90,9 @@ class Demands:
         """Return the shards to ask because of a lane. The first shard in turn is always among the first."""
         due = [shard for shard in self._shards if self._may_have(shard, lane, is_due)]
         full = [shard for shard in due if has_more(shard, self._names(lane))]
-        if not full or self._rounds >= FEW_ROUNDS:
+        if not full:
             return due
-        return full[:1] if self._rounds else sorted({due[0], full[0]})
+        return full[: ROUND_GROWTH ** (self._rounds - 1)] if self._rounds else sorted({due[0], full[0]})
 
     def _may_have(self, shard: int, lane: Lane, is_due: _Asks) -> bool:
         return (shard, lane) not in self._exhausted and is_due(shard, self._names(lane))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from msgspec import Struct
 
@@ -69,9 +69,9 @@ class ShardDues:
         for lane in lanes:
             self._answers[shard][lane] = _Answer(AT_ONCE, max_lapses, now_ms)
 
-    def answered(self, shard: int, lanes: Collection[Lane], next_ms: int | None) -> None:
-        """Note the next due time in a shard's answer for some lanes; None if they are empty."""
-        for lane in lanes:
+    def answered(self, shard: int, next_due: Mapping[Lane, int | None]) -> None:
+        """Note the next due times of lanes in a shard's answer; None if a lane is empty."""
+        for lane, next_ms in next_due.items():
             answer = self._answers[shard][lane]
             answer.next_ms = math.inf if next_ms is None else next_ms
             answer.has_more = answer.next_ms <= answer.asked_ms

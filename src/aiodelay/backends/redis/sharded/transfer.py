@@ -62,10 +62,11 @@ class ShardedTransfer:
         for shard, found in zip(parts, await outcomes_of(calls), strict=True):
             if isinstance(found, Transferred):
                 answers.append(found)
-                self._dues.answered(shard, self._lanes, found.next_due_ms)
+                self._dues.answered(shard, dict.fromkeys(self._lanes, found.next_due_ms))
             elif isinstance(found, StoreError):
                 errors.append(found)
-                self._dues.answered(shard, self._lanes, self._shards[shard].now_ms() + AGAIN_MS)
+                again_ms = self._shards[shard].now_ms() + AGAIN_MS
+                self._dues.answered(shard, dict.fromkeys(self._lanes, again_ms))
             else:
                 raise found
         if errors and (not answers or settlements):  # The caller repeats the settlements: repeating them is safe.

@@ -121,7 +121,8 @@ class ShardedWork:
             return shard not in answers.away and self._is_due(shard, lanes, wanted.max_lapses)
 
         def has_more(shard: int, lanes: Sequence[Lane]) -> bool:
-            return any(self._dues.has_more(shard, lane) for lane in lanes)
+            # A silent shard costs the time limit of a call. So after the first, all other shards are asked together.
+            return not answers.errors and any(self._dues.has_more(shard, lane) for lane in lanes)
 
         while not answers.is_trial and (parts := wanted.divided(is_due, has_more)):
             await self._ask(parts, wanted, answers, lease_ms)
@@ -182,13 +183,15 @@ class ShardedWork:
                 self._unanswered[shard] = _Asked(new_id(), part, lease_ms, now_ms + lease_ms)
             self._dues.asked(shard, _lanes_of(part), now_ms, max_lapses=wanted.max_lapses)
         calls = [
-            self._works[shard].claim(part, request=self._unanswered[shard].request, lease_ms=lease_ms)
+            self._works[shard].claim_by_lane(part, request=self._unanswered[shard].request, lease_ms=lease_ms)
             for shard, part in parts.items()
         ]
         for shard, found in zip(parts, await outcomes_of(calls), strict=True):
             answers.asked.add(shard)
-            if isinstance(found, Claimed):
-                self._answered(shard, found, parts[shard], wanted, answers)
+            if isinstance(found, tuple):
+                claimed, next_due = found
+                self._dues.answered(shard, next_due)
+                self._answered(shard, claimed, parts[shard], wanted, answers)
             elif isinstance(found, StoreError):
                 self._failed(shard, found, parts[shard], answers)
             else:
@@ -197,7 +200,6 @@ class ShardedWork:
     def _answered(
         self, shard: int, found: Claimed, part: Mapping[Lane, Demand], wanted: Demands, answers: _Answers
     ) -> None:
-        self._dues.answered(shard, _lanes_of(part), found.next_due_ms)
         if shard in self._away:
             self._away.discard(shard)
             log.info("shard %d of %s answers again", shard, self._shards[shard].name)
@@ -211,7 +213,7 @@ class ShardedWork:
     def _failed(self, shard: int, error: StoreError, part: Mapping[Lane, Demand], answers: _Answers) -> None:
         answers.errors.append(error)
         answers.away.add(shard)
-        self._dues.answered(shard, _lanes_of(part), self._now_ms(shard) + AGAIN_MS)
+        self._dues.answered(shard, dict.fromkeys(_lanes_of(part), self._now_ms(shard) + AGAIN_MS))
         if shard not in self._away:
             self._away.add(shard)
             if not self._shards[shard].is_stale:  # `Follower` logs moves.

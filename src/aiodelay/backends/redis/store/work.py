@@ -53,6 +53,8 @@ __all__ = ["RedisWork"]
 log: logging.Logger = logging.getLogger("aiodelay.redis")
 
 TIDIED_AT_ONCE = 40
+_EMPTY = b"-"
+"""The answer of `claim.lua` about a lane that is empty."""
 CLOCK_STEP_MS = 1_000
 """If the server's clock differs from this process's estimate by more, it has stepped. Leases may then end earlier."""
 
@@ -88,6 +90,17 @@ class RedisWork:
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         """Lease due messages for this worker. A repetition with the same request returns the same messages."""
+        claimed, _ = await self.claim_by_lane(demand, request=request, lease_ms=lease_ms)
+        return claimed
+
+    async def claim_by_lane(
+        self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int
+    ) -> tuple[Claimed, Mapping[Lane, int | None]]:
+        """Lease due messages, as `claim` does.
+
+        Returns:
+            The claim. Then the time of the next possible claim from each lane, epoch ms; None if the lane is empty.
+        """
         if request != self._last:
             self._last, self._is_answered = request, False
             self._turn += 1
@@ -113,7 +126,9 @@ class RedisWork:
         self._store.looked_at_moved(self._moved_look_ms)
         claims = await self._read(reply[7:], int(reply[2] or 0), numbers)
         limited = frozenset(lane for lane, number in signed.items() if number < 0)
-        return Claimed(claims, now_ms, int(reply[1]) if reply[1] else None, limited)
+        times = [None if each == _EMPTY else int(each) for each in reply[1].split()]
+        next_due_ms = min((each for each in times if each is not None), default=None)
+        return Claimed(claims, now_ms, next_due_ms, limited), dict(zip(names, times, strict=True))
 
     def _in_turn(self, demand: Mapping[Lane, Demand]) -> list[tuple[Lane, Demand]]:
         wanted = [(lane, each) for lane, each in demand.items() if each.messages > 0]
