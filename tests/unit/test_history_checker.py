@@ -931,7 +931,11 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
     "S8 what nobody scheduled": ("S8", lambda: Tale().wait(10).claim("b").run("b").settle("b").final(), Limits()),
     "S9 out of order": ("S9", lambda: one_claim_out_of_order(is_of_source=False), Limits()),
     "S9 out of order between two claims": ("S9", lambda: two_claims(due=9), Limits(in_order={"x"})),
-    "S9 due at once, and scheduled later": ("S9", lambda: ended(one_claim_of_two(first_answered=True)), Limits()),
+    "S9 due at once, and scheduled later": (
+        "S9",
+        lambda: ended(one_claim_of_two(first_answered=True)),
+        Limits(in_order={"x"}),
+    ),
     "S9 due at once, and scheduled later, between two claims": (
         "S9",
         lambda: two_claims(due=10),
@@ -1007,6 +1011,10 @@ GUILTY: dict[str, tuple[str, Callable[[], Tale], Limits]] = {
         Limits(spare=2),
     ),
 }
+
+
+def test_messages_of_several_shards_that_are_due_at_once_have_no_order() -> None:
+    ended(one_claim_of_two(first_answered=True)).report(Limits()).verify()
 
 
 @pytest.mark.parametrize("name", CLEAN)

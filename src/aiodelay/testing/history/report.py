@@ -155,7 +155,7 @@ def _undecided(story: Story, limits: Limits) -> dict[str, str]:
         lanes = ", ".join(sorted(story.moved))
         found["S2"] = f"the store itself has moved messages of {lanes}, and does not name them"
     if not limits.in_order:
-        found["S9"] = "between claims: no lanes are given that have one order"
+        found["S9"] = "between claims and for messages due at once: no lanes are given that have one order"
     asked = {"B2": limits.p99_ms, "L2": limits.lateness_ms, "L3": limits.lane_lateness_ms, "L5": limits.poison}
     found |= {rule: "no limit is given" for rule, limit in asked.items() if limit is None or limit == {}}
     if not story.resources:

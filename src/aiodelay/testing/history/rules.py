@@ -48,7 +48,7 @@ class Limits:
         lapses: Whether claims may lapse without a fault in the history. On a busy machine they may.
         in_order: S9: lanes whose order is decided between claims too. Such a lane has one order in its store, has no
             limits, and nobody pauses its addresses. A namespace of several shards and a Kafka store have several
-            orders for a lane. In other lanes, S9 is decided within each claim only.
+            orders for a lane. In other lanes, S9 is decided only within each claim, and only by due time.
         spare: R1: the number of extra tasks, threads and files at the end that do not count as a leak.
     """
 
@@ -476,8 +476,8 @@ def _is_same(attempt: Attempt, scheduled: Operation) -> bool:
 def _s9_in_order(story: Story, limits: Limits) -> Iterator[Finding]:
     """Claims return the messages of a lane by due time, then by scheduling order.
 
-    This excludes messages that were claimed before, and messages of a source, which has its own order. The order
-    between claims counts only in the lanes of `in_order`.
+    This excludes messages that were claimed before, and messages of a source, which has its own order. The scheduling
+    order and the order between claims count only in the lanes of `in_order`.
     """
     last: dict[tuple[str, int, str], Lease] = {}
     known: set[tuple[str, int, int]] = set()
@@ -490,7 +490,9 @@ def _s9_in_order(story: Story, limits: Limits) -> Iterator[Finding]:
             continue
         key = (lease.process, lease.call, note.lane)
         before, calls = last.get(key), latest[note.lane]
-        if before is not None and _is_later(story, before, lease):
+        if before is not None and (
+            before.note.due_ms > note.due_ms or (note.lane in limits.in_order and _is_later(story, before, lease))
+        ):
             text = f"{note.id} was given out behind {before.note.id}, which is due later"
             yield text, base_id(note.id), base_id(before.note.id)
         last[key] = lease
