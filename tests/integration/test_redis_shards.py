@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from redis import Redis
 
 from aiodelay import Limit, Scheduler
 from aiodelay.backends.redis.records.shards import ShardLayout, shard_of
+from aiodelay.backends.redis.sharded.work import ShardedWork
 from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.transitions import occurrence_id
 from aiodelay.core.values import (
@@ -25,6 +26,7 @@ from aiodelay.core.values import (
     Demand,
     Done,
     Envelope,
+    Lane,
     Promise,
     Put,
     Refused,
@@ -352,6 +354,30 @@ def test_l5_a_shard_that_fails_does_not_stop_the_others(
 
     asyncio.run(play())
     assert "shard 2 does not answer" in caplog.text
+
+
+def test_l2_after_a_shard_that_does_not_answer_all_others_are_asked_at_once(
+    url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, ask = list[list[int]](), ShardedWork._ask
+
+    async def noted(work: ShardedWork, parts: Mapping[int, Mapping[Lane, Demand]], *rest: Any) -> None:  # noqa: ANN401
+        rounds.append(sorted(parts))
+        await ask(work, parts, *rest)
+
+    async def unavailable(*_: object) -> None:
+        raise StoreUnavailableError("a shard", "no answer in time")
+
+    async def play() -> None:
+        async with opened(url, namespace) as (store, work):
+            await put(store, [each for shard in range(SHARDS) for each in ids_of(shard, 50)])
+            assert len(await claim(work, SHARDS)) == SHARDS  # now the worker knows that all shards have more
+            monkeypatch.setattr(store.shards[1], "run", unavailable)
+            monkeypatch.setattr(ShardedWork, "_ask", noted)
+            assert len(await claim(work, 100)) == 100
+            assert rounds == [[1], [0, 2, 3]]
+
+    asyncio.run(play())
 
 
 def test_l2_a_put_of_another_process_ends_a_wait(url: str, namespace: str) -> None:
