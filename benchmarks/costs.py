@@ -49,9 +49,9 @@ PLACES = {
     "redis_nodes": Place(
         "BP13",
         "processor time of 4 nodes with 16 shards, of the time of one server",
-        r"\| ([\d.]+) \|",
+        r"\| ([\d.]+) \[",
         "x the time of one server",
-        date="2026-11-27",
+        date="2026-11-28",
     ),
     "redis_kill": Place("BP8", "Redis: 3 processes, one killed", r"\| ([\d.]+) \[.*\| ms", "ms"),
     "sqlite_put": Place("BF2", "SQLite: 20,000 concurrent calls", r"([\d.]+) µs a message", "µs"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,16 @@ def test_the_costs_are_the_figures_of_the_page() -> None:
     assert json.loads(COSTS.read_text(encoding="utf-8")) == costs_of(performance, page), (
         "run python -m benchmarks.costs"
     )
+
+
+@pytest.mark.parametrize("page", ["capacity.md", "cli.md"])
+def test_the_pages_show_what_the_command_prints(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    shown = re.findall(r"^\$ aiodelay (plan .*)\n((?:.+\n)+)", text, re.MULTILINE)
+    assert shown
+    for arguments, lines in shown:
+        printed = ran(*arguments.split()).out
+        assert printed.startswith(lines.removesuffix("```\n")), arguments
 
 
 @pytest.mark.parametrize("store", ["redis", "valkey"])

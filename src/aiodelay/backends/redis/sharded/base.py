@@ -31,8 +31,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 LEAST_CONNECTIONS = 2
 MOST_FULL_SHARDS = 8
-"""A call with commands of waiting callers has as many commands as fill the calls of so many shards, and not more: while
-a process encodes the commands, its event loop does nothing else."""
+"""The most shards whose calls the commands of waiting callers fill. A process encodes all commands of a call in one go,
+so more commands would delay everything else on its event loop."""
 
 
 class ShardSet:
