@@ -139,9 +139,8 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """How fast is aiodelay, compared with its limits? Without arguments, write docs/performance.md and .json."""
-    install(session)
-    if not session.posargs or any(each.startswith("BD") for each in session.posargs):
-        session.install(*requirements(spark="4.3.*"))
+    needs_spark = not session.posargs or any(each.startswith("BD") for each in session.posargs)
+    install(session, spark=PYSPARK if needs_spark else "")
     add_redis(session)
     reports = ["--markdown", "docs/performance.md", "--json", "docs/performance.json"]
     session.run("python", "-m", "benchmarks", *(session.posargs or reports))
@@ -283,9 +282,9 @@ def changelog(session: nox.Session) -> None:
     session.run("towncrier", "build", *session.posargs)
 
 
-def install(session: nox.Session) -> None:
+def install(session: nox.Session, *, spark: str = "") -> None:
     """Install the package as users do, not editable, and the requirements of the tests, which benchmarks need too."""
-    session.install(".[cli]", *requirements(spark=""))
+    session.install(".[cli]", *requirements(spark=spark))
 
 
 def renew_pip(session: nox.Session) -> None:

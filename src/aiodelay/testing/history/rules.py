@@ -490,13 +490,12 @@ def _s9_in_order(story: Story, limits: Limits) -> Iterator[Finding]:
             continue
         key = (lease.process, lease.call, note.lane)
         before, calls = last.get(key), latest[note.lane]
-        if before is not None and (
-            before.note.due_ms > note.due_ms or (note.lane in limits.in_order and _is_later(story, before, lease))
-        ):
+        has_one_order = note.lane in limits.in_order
+        if before is not None and _is_later(story, before, lease, by_due_time_alone=not has_one_order):
             text = f"{note.id} was given out behind {before.note.id}, which is due later"
             yield text, base_id(note.id), base_id(before.note.id)
         last[key] = lease
-        if note.lane not in limits.in_order or not lease.is_certain:
+        if not has_one_order or not lease.is_certain:
             continue
         overtaker = _overtaker(story, lease, calls)
         if overtaker is not None:
@@ -531,9 +530,9 @@ def _overtaker(story: Story, lease: Lease, calls: list[Lease]) -> Lease | None:
     return None
 
 
-def _is_later(story: Story, one: Lease, other: Lease) -> bool:
+def _is_later(story: Story, one: Lease, other: Lease, *, by_due_time_alone: bool = False) -> bool:
     """Return whether the message of one claim surely belongs behind that of another claim."""
-    if one.note.due_ms != other.note.due_ms:
+    if by_due_time_alone or one.note.due_ms != other.note.due_ms:
         return one.note.due_ms > other.note.due_ms
     later, earlier = _stored_by(story, one), _stored_by(story, other)
     return later is not None and earlier is not None and earlier.answered_ns < later.asked_ns

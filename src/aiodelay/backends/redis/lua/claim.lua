@@ -14,7 +14,8 @@
 -- Then the demands, in the order of their turn: messages, bytes, number of lanes, names of the lanes.
 -- Returns these values, in this order:
 --   now
---   the times of the next possible claims from the demanded lanes, in the order of the arguments; '-' = the lane is empty
+--   the times of the next possible claims from the demanded lanes, in the order of the arguments; '-' = the lane is
+--     empty
 --   the token
 --   the numbers of the demanded lanes, in the order of the arguments; 0 = the lane does not exist; negative = the lane
 --     has limits

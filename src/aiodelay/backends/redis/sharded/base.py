@@ -59,7 +59,7 @@ class ShardSet:
     def traits(self) -> StoreTraits:
         """The abilities and limits of this store."""
         traits = RedisStore.traits
-        full = min(max(self._count, 1), MOST_FULL_SHARDS)
+        full = min(self._count, MOST_FULL_SHARDS)
         return replace(traits, commands_at_once=full * traits.commands_at_once) if full > 1 else traits
 
     @property
