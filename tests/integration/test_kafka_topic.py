@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import UnknownTopicOrPartitionError
 
 from aiodelay.backends.kafka.client.options import Cluster, read_cluster
@@ -19,6 +17,7 @@ from aiodelay.backends.kafka.topics.topic import SETTINGS, Topic, check, prepare
 from aiodelay.core.urls import UrlOptions
 from aiodelay.errors import StoreMismatchError, StoreUnavailableError
 from tests.support.kafka import create_topic, new_name, started
+from tests.support.topics import set_config
 
 GOOD = Topic("schedules", 6, 3, {**SETTINGS, "min.insync.replicas": "2"})
 
@@ -113,22 +112,17 @@ async def test_a_topic_as_kafka_makes_it_is_refused_and_the_command_mends_it(kaf
     with pytest.raises(StoreMismatchError) as caught:
         await prepare(cluster(kafka), [name], create=False, partitions=1)
     assert "cleanup.policy is delete, should be compact" in str(caught.value)
-    await carry_out(kafka, str(caught.value).partition("changed by this command: ")[2])
+    await asyncio.to_thread(carry_out, kafka, str(caught.value).partition("changed by this command: ")[2])
     (found,) = await prepare(cluster(kafka), [name], create=False, partitions=1)
     assert [problem.setting for problem in problems(found)] == ["replication.factor"]
 
 
-async def carry_out(bootstrap: str, command: str) -> None:
-    """Do what kafka-configs.sh does."""
+def carry_out(bootstrap: str, command: str) -> None:
+    """Do what kafka-configs.sh does, and wait until the broker applies it."""
     words = shlex.split(command)
     name, settings = words[words.index("--entity-name") + 1], words[words.index("--add-config") + 1]
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    try:
-        configs = dict(each.split("=", 1) for each in settings.split(","))
-        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, configs)])
-    finally:
-        await admin.close()
+    pairs = (each.split("=", 1) for each in settings.split(","))
+    set_config(bootstrap, name, **{setting.replace(".", "_"): value for setting, value in pairs})
 
 
 @pytest.mark.asyncio

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal, NoReturn, Self, TypeAlias
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from aiodelay.core.values import (
     Claimed,
@@ -33,7 +33,6 @@ from aiodelay.core.values import (
     Tidied,
 )
 from aiodelay.ports import Feed, Pulse, Pulsing, Source, Store, Work
-from aiodelay.ports.clock import SystemClock
 from aiodelay.testing import history as h
 from aiodelay.testing.forwarding import ForwardingFeed, ForwardingStore, ForwardingWork
 from aiodelay.testing.history.recorded import RecordedFeed, RecordedWork
@@ -132,8 +131,6 @@ class ObservedStore(ForwardingStore):
             yield RecordedWork(_FailingWork(work, self._points), self._history)
 
     async def put_back(self, messages: Sequence[PutBack]) -> Sequence[Stored]:
-        batch = [(each.record.envelope.id, each.record.revision) for each in messages]
-        self._history.write(h.PuttingBack(batch=batch))
         with self._points.around("put_back"):
             return await super().put_back(messages)
 
@@ -167,15 +164,7 @@ class ObservedSource:
     @asynccontextmanager
     async def feed(self, *arguments: Any) -> AsyncIterator[Feed]:  # noqa: ANN401 - passed on
         async with self._source.feed(*arguments) as feed:
-            yield _RecordedSourceFeed(_FailingFeed(feed, self._points), self._history)
-
-
-class _RecordedSourceFeed(RecordedFeed):
-    """Records the time of the process with the claims. The feed of a source tells only an estimate of its time."""
-
-    def _claimed(self, asked: h.Claiming, claimed: Claimed) -> None:
-        now_ms = max(claimed.now_ms, SystemClock().now_ms())
-        super()._claimed(asked, structs.replace(claimed, now_ms=now_ms))
+            yield RecordedFeed(_FailingFeed(feed, self._points), self._history, is_source=True)
 
 
 class _FailingFeed(ForwardingFeed):

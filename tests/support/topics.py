@@ -208,10 +208,9 @@ def set_config(kafka: str, topic: str, **settings: object) -> None:
     asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
     with AdminClient({"bootstrap.servers": kafka}) as admin:
         admin.incremental_alter_configs([where])[where].result(PATIENCE_S)
-        until = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until:
+
+        def applies() -> bool:
             told = admin.describe_configs([asked])[asked].result(PATIENCE_S)
-            if all(told[name].value == value for name, value in wanted.items()):
-                return
-            time.sleep(0.05)
-    raise AssertionError(f"topic {topic} does not get {wanted}")
+            return all(told[name].value == value for name, value in wanted.items())
+
+        until_sync(applies, f"topic {topic} has the settings {wanted}")
