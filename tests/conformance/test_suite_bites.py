@@ -264,6 +264,16 @@ class NoTurns(MemoryStore):
     _claiming_type = ClaimsOfOneTurn
 
 
+class ClaimsWithoutLeaseEnds(DictClaiming):
+    def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker, now: int) -> Claimed:
+        claimed = super().claim(demand, lease_ms, turn, worker, now)
+        return replace(claimed, next_by_lane={lane: self._order.next_due_ms([lane], now) for lane in demand})
+
+
+class ForgetsLeaseEnds(MemoryStore):
+    _claiming_type = ClaimsWithoutLeaseEnds
+
+
 class TrustingClaims(DictClaiming):
     def return_lapsed(self, now: int, limit: int) -> int:
         lapsed = super().return_lapsed(now, limit)
@@ -498,6 +508,7 @@ BITES: list[tuple[type[MemoryStore], str, tuple[object, ...]]] = [
     (LosesSignals, "test_l2_a_signal_between_clear_and_wait_is_not_lost", ()),
     (Unfair, "test_l3_a_flooded_lane_leaves_the_others_their_share", ()),
     (NoTurns, "test_l3_lanes_are_served_first_in_turn", ()),
+    (ForgetsLeaseEnds, "test_demand_no_lane_is_said_to_be_due_later_than_it_is", ()),
     (TrustsAll, "test_l5_suspects_are_tried_together_and_without_others", ()),
     (TriesBeside, "test_l5_one_group_of_suspects_is_tried_at_a_time", ()),
     (GivesWhatHasLapsed, "test_l5_a_claim_takes_what_has_lapsed_no_more_often_than_it_asks_for", ()),

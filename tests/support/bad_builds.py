@@ -6,7 +6,7 @@ The steps are those of the rulebook, of the claims and of the engine. Memory, SQ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -25,7 +25,6 @@ from aiodelay.core.rules import Rules
 from aiodelay.core.values import (
     Cancel,
     Command,
-    Demand,
     Done,
     Outcome,
     Put,
@@ -130,11 +129,11 @@ def one_ms_early(first_due: Callable[..., Any]) -> Callable[..., Any]:
 def without_return(stack: ExitStack) -> None:
     """Do not return lapsed claims, and claim again when the next message is due."""
 
-    def next_due_ms(self: DictClaiming, demand: Mapping[str, Demand], now: int) -> int | None:
-        return self._order.next_due_ms(demand, now)
+    def next_by_lane(self: DictClaiming, lanes: Collection[str], now: int) -> dict[str, int | None]:
+        return {lane: self._order.next_due_ms([lane], now) for lane in lanes}
 
     stack.enter_context(patch.object(DictClaiming, "return_lapsed", lambda *_: 0))
-    stack.enter_context(patch.object(DictClaiming, "next_due_ms", next_due_ms))
+    stack.enter_context(patch.object(DictClaiming, "_next_by_lane", next_by_lane))
 
 
 def starving(stack: ExitStack) -> None:

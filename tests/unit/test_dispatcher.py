@@ -151,6 +151,42 @@ async def test_a_lane_whose_handler_is_busy_is_not_asked_for(clock: VirtualClock
         assert stage.ids == ["a", "b"]
 
 
+async def test_l2_a_lane_is_asked_at_its_own_due_time_beside_a_busy_lane_with_more(clock: VirtualClock) -> None:
+    stage = Stage(clock, concurrency=2, takes_s=1, claim_ahead=False)
+    begun = list[int]()
+
+    @stage.scheduler.handler(name="other")
+    async def other(payload: bytes) -> None:
+        begun.append(stage.now_ms - began_ms)
+
+    await stage.put(*(f"m{n}" for n in range(20)))
+    await stage.put("soon", after_s=0.25, lane="other")
+    began_ms = stage.now_ms
+    async with stage.scheduler:
+        await asyncio.sleep(0.2)
+        assert [list(call.asked) for call in stage.store.made("claim")] == [[LANE, "other"]]
+        await asyncio.sleep(0.1)
+        assert begun == [250]
+        await stage.put("now", lane="other")
+        await asyncio.sleep(0.1)
+        assert begun == [250, 300]
+        await asyncio.sleep(1)
+        assert len(stage.ids) == 4
+
+
+async def test_runs_that_end_make_no_claim_from_a_lane_that_has_nothing(clock: VirtualClock) -> None:
+    stage = Stage(clock, concurrency=2, takes_s=1, claim_ahead=False)
+
+    @stage.scheduler.handler(name="idle")
+    async def idle(payload: bytes) -> None: ...
+
+    await stage.put(*(f"m{n}" for n in range(20)))
+    async with stage.scheduler:
+        await asyncio.sleep(8.5)
+        assert len(stage.ids) == 18
+        assert [list(call.asked) for call in stage.store.made("claim")] == [[LANE, "idle"]] * 9
+
+
 async def test_the_next_claim_is_on_its_way_while_the_last_is_handled(clock: VirtualClock) -> None:
     stage = Stage(clock, takes_s=1)
     async with stage.scheduler:

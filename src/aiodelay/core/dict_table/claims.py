@@ -132,7 +132,8 @@ class DictClaiming:
         token = t.token_for(now + lease_ms, number)
         claims = [self._lease(entry, token, now) for entry in entries]
         limited = frozenset(filter(self._table.is_limited, _lanes_of(demand)))
-        return Claimed(claims, now, self._next_claim_ms(heads, demand, now, has_tried=has_tried), limited)
+        next_due_ms, next_by_lane = self._next_claim_ms(heads, demand, now, has_tried=has_tried)
+        return Claimed(claims, now, next_due_ms, limited, next_by_lane)
 
     def _share(self, demand: Mapping[Lane, Demand], heads: _ClaimHeads, turn: int, now: int) -> FairShare[Entry]:
         return FairShare(demand, heads, turn=turn, most_tried=lambda: self._most_tried(now))
@@ -147,13 +148,20 @@ class DictClaiming:
 
     def _next_claim_ms(
         self, heads: _ClaimHeads, demand: Mapping[Lane, Demand], now: int, *, has_tried: bool
-    ) -> int | None:
-        """Return when to claim again, epoch ms. If this claim skipped messages, claim again within a second."""
-        next_ms = None if has_tried else self.next_due_ms(demand, now)
+    ) -> tuple[int | None, Mapping[Lane, int | None] | None]:
+        """Return when to claim again, epoch ms, and the same for each lane.
+
+        If this claim skipped messages, claim again within a second. The times of the lanes are then unknown.
+        """
+        lanes = _lanes_of(demand)
+        times = None if has_tried else self._next_by_lane(lanes, now)
         heads.put_back()
-        if has_tried:
-            return self.next_due_ms(demand, now)
-        return min(next_ms or MAX_MS, now + t.TRIAL_MS) if heads.aside else next_ms
+        if times is None:
+            times = self._next_by_lane(lanes, now)
+        next_ms = _earliest(times)
+        if heads.aside and not has_tried:
+            return min(next_ms or MAX_MS, now + t.TRIAL_MS), None
+        return next_ms, times
 
     def _lease(self, entry: Entry, token: int, now: int) -> Claim:
         entry.token, entry.state = token, LEASED
@@ -169,16 +177,21 @@ class DictClaiming:
 
     def next_due_ms(self, demand: Mapping[Lane, Demand], now: int) -> int | None:
         """Return when a message of the demanded lanes may be claimed: a due time or the end of a lease."""
-        lanes = _lanes_of(demand)
-        due_ms = self._order.next_due_ms(lanes, now)
-        tokens = [
-            entry.token
-            for entry in self._table.leased.values()
-            if entry.record.envelope.lane in lanes
-            and not (t.is_lease_over(entry.token, now) and self._table.trials.is_in_doubt(entry, now))
-        ]
-        ends_ms = [t.token_deadline_ms(min(tokens))] if tokens else []
-        return min(ends_ms if due_ms is None else [due_ms, *ends_ms], default=None)
+        return _earliest(self._next_by_lane(_lanes_of(demand), now))
+
+    def _next_by_lane(self, lanes: Collection[Lane], now: int) -> dict[Lane, int | None]:
+        least: dict[Lane, int] = {}
+        is_in_doubt = self._table.trials.is_in_doubt
+        for entry in self._table.leased.values():
+            lane = entry.record.envelope.lane
+            if lane in lanes and not (t.is_lease_over(entry.token, now) and is_in_doubt(entry, now)):
+                least[lane] = min(entry.token, least.get(lane, entry.token))
+        ends_ms = {lane: t.token_deadline_ms(token) for lane, token in least.items()}
+        dues_ms = {lane: self._order.next_due_ms([lane], now) for lane in lanes}
+        return {
+            lane: ends_ms.get(lane) if due is None else min(due, ends_ms.get(lane, due))
+            for lane, due in dues_ms.items()
+        }
 
     # --- housekeeping -------------------------------------------------------------------------------------
 
@@ -260,3 +273,7 @@ class DictClaiming:
 
 def _lanes_of(demand: Mapping[Lane, Demand]) -> set[Lane]:
     return {lane for name, each in demand.items() if each.messages > 0 for lane in (name, *each.aliases)}
+
+
+def _earliest(times: Mapping[Lane, int | None]) -> int | None:
+    return min((time_ms for time_ms in times.values() if time_ms is not None), default=None)

@@ -78,12 +78,14 @@ class Claimed(Struct, frozen=True, gc=False):
         next_due_ms: When to claim again: the earliest due time or end of a lease in these lanes, epoch ms. None = the
             lanes are empty.
         limited: The demanded lanes that have limits.
+        next_by_lane: `next_due_ms` of each lane that was demanded, also as an alias. None = the store does not say.
     """
 
     claims: Sequence[Claim]
     now_ms: int
     next_due_ms: int | None
     limited: frozenset[Lane] = frozenset()
+    next_by_lane: Mapping[Lane, int | None] | None = None
 
 
 DeadReason: TypeAlias = Literal[

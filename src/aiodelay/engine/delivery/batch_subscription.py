@@ -181,6 +181,7 @@ class BatchSubscription(HandlerSubscription):
                 held.book.settle(held, self._settlements.after_own_fault(held))
         finally:
             self._begun -= 1
+            self.on_free()
 
     def _readied(self, held: Held) -> _Message | None:
         """Return a message that is ready to run. If it must not run or cannot be read, settle it, and return None."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
@@ -134,8 +134,8 @@ class Dispatcher:
         self._work, self._book, self._subscriptions = work, book, subscriptions
         self._lease_ms, self._may_claim, self._max_lapses = lease_ms, may_claim, max_lapses
         self._turns, self._give_back = turns, give_back
-        self._is_draining = self._is_claiming = self._has_tried = False
-        self._has_left = True  # whether the last claim may have left due messages that this process now may claim
+        self._is_draining = self._is_claiming = self._is_waiting = self._has_tried = False
+        self._idle: Collection[Lane] = ()  # lanes that had no due messages at the last claim
         self._lanes: dict[Lane, Subscription] = {}
 
     def drain(self) -> None:
@@ -149,8 +149,8 @@ class Dispatcher:
         self._work.wake()
 
     def freed(self) -> None:
-        """Claim again if the last claim may have left due messages. If a claim is under way, claim again after it."""
-        if self._has_left:
+        """Claim again if a lane that has room now may have due messages. `run` checks this after each claim too."""
+        if self._is_waiting and self._may_have_due(self._demand()):
             self._work.wake()
 
     async def run(self) -> None:
@@ -168,31 +168,52 @@ class Dispatcher:
                 backoff.succeeded(log, "claiming")
 
     async def _claim_and_sleep(self) -> None:
-        self._has_left = True  # before the claim: the room of a run that ends during the claim is not in its demand
+        self._idle = ()
         demand = self._demand()
         until_ms = None
         if demand:
             claimed = await self._claim(demand)
-            until_ms = claimed.next_due_ms
             had_tried = self._has_tried
             self._note_trial(demand, claimed)
             self._note_turns(demand, claimed.claims)
             self._note_scarcity(demand, claimed)
             if claimed.claims:
                 self._deliver(claimed)
-                if until_ms is not None and until_ms <= claimed.now_ms:
-                    return  # claim again at once, while these messages run
             elif had_tried and not self._has_tried:
                 return  # no message is due except suspects: claim again, without the limit on lapses
-            is_limited = any(each.max_lapses < MAX_LAPSES for each in demand.values())
-            self._has_left = is_limited or len(demand) < len(self._subscriptions)
+            until_ms = self._next_claim_ms(demand, claimed)
+            if claimed.claims and until_ms is not None and until_ms <= claimed.now_ms:
+                return  # claim again at once, while these messages run
         if not self._is_draining:
-            await self._work.wait(until_ms=until_ms)
+            self._is_waiting = True
+            try:
+                await self._work.wait(until_ms=until_ms)
+            finally:
+                self._is_waiting = False
+
+    def _next_claim_ms(self, asked: Mapping[Lane, Demand], claimed: Claimed) -> int | None:
+        """Return when to claim again after a claim. Due messages count only in lanes that have room now.
+
+        This also notes the idle lanes. A signal of the store ends the wait for them, and a run that ends does not.
+        """
+        wanted = self._demand()
+        if _is_limited(asked):  # the claim may have left messages that have lapsed, in any lane
+            has_more = bool(wanted) and (not _is_limited(wanted) or wanted.keys() - asked.keys())
+            return claimed.now_ms if has_more else claimed.next_due_ms
+        times = claimed.next_by_lane
+        if times is None:
+            times = dict.fromkeys(_lanes_of(asked), claimed.next_due_ms)
+        self._idle = {lane for lane, time_ms in times.items() if time_ms is None or time_ms > claimed.now_ms}
+        if self._may_have_due(wanted):
+            return claimed.now_ms
+        return min((time_ms for lane in self._idle if (time_ms := times[lane]) is not None), default=None)
+
+    def _may_have_due(self, demand: Mapping[Lane, Demand]) -> bool:
+        return any(lane not in self._idle for lane in _lanes_of(demand))
 
     def _demand(self) -> dict[Lane, Demand]:
         if self._book.is_trying or not self._may_claim():
             return {}
-        self._lanes = {}
         wanted: dict[Lane, Demand] = {}
         max_lapses = min(self._max_lapses(), SUSPECT_LAPSES - 1 if self._has_tried else MAX_LAPSES)
         for subscription in self._subscriptions.values():
@@ -201,13 +222,17 @@ class Dispatcher:
                 if max_lapses < MAX_LAPSES:
                     demand = replace(demand, max_lapses=max_lapses)
                 wanted[subscription.lane] = demand
-                for lane in (subscription.lane, *demand.aliases):
-                    self._lanes[lane] = subscription
         return wanted
 
     def _has_turn(self, lane: Lane) -> bool:
         turns = self._turns.get(lane)
         return turns is None or turns.may_claim(self._book)
+
+    def _note_lanes(self, demand: Mapping[Lane, Demand]) -> None:
+        """Note which subscription receives the messages of each lane."""
+        self._lanes = {
+            each: self._subscriptions[lane] for lane, wanted in demand.items() for each in (lane, *wanted.aliases)
+        }
 
     def _note_turns(self, demand: Mapping[Lane, Demand], claims: Sequence[Claim]) -> None:
         turns = [(lane, self._turns[lane]) for lane in demand if lane in self._turns]
@@ -235,6 +260,7 @@ class Dispatcher:
 
     async def _claim(self, demand: Mapping[Lane, Demand]) -> Claimed:
         """Claim messages. If the answer is lost, repeat the same request: the store returns the same messages."""
+        self._note_lanes(demand)
         self._is_claiming = True
         try:
             return await self._answered(demand)
@@ -269,6 +295,7 @@ class Dispatcher:
             self._book.settle_nowait(feed)
             demand = self._demand()
             if demand:
+                self._note_lanes(demand)
                 self._book.read(self._book.clock.monotonic_ms())
                 claimed = feed.claim_nowait(demand, lease_ms=self._lease_ms)
                 self._note_turns(demand, claimed.claims)
@@ -285,3 +312,11 @@ class Dispatcher:
         for lane, claims in groupby(claimed.claims, LANE_OF):
             subscription = self._lanes[lane]
             subscription.deliver(self._book.add(list(claims), subscription))
+
+
+def _lanes_of(demand: Mapping[Lane, Demand]) -> list[Lane]:
+    return [each for lane, wanted in demand.items() for each in (lane, *wanted.aliases)]
+
+
+def _is_limited(demand: Mapping[Lane, Demand]) -> bool:
+    return any(each.max_lapses < MAX_LAPSES for each in demand.values())

@@ -98,6 +98,19 @@ class DemandRules(Bench):
         assert ids_of((await stage.claimed(demand)).claims) == ["3", "4"]
 
     @staged
+    async def test_demand_no_lane_is_said_to_be_due_later_than_it_is(self, stage: Stage) -> None:
+        later = stage.put("later", lane=OTHER, due=After(HOUR_MS))
+        await stage.stored(*[stage.put(f"m{i}") for i in range(3)], stage.put("third", lane=THIRD), later)
+        claimed = await stage.claimed({LANE: Demand(2), OTHER: Demand(2), THIRD: Demand(2)})
+        if claimed.next_by_lane is not None:
+            actual = {LANE: stage.now, OTHER: stage.now + HOUR_MS, THIRD: stage.now + LEASE_MS}
+            assert claimed.next_by_lane.keys() == actual.keys()
+            for lane, due_ms in actual.items():
+                said_ms = claimed.next_by_lane[lane]
+                assert said_ms is not None, lane
+                assert stage.now <= said_ms <= due_ms, lane
+
+    @staged
     async def test_l3_a_flooded_lane_leaves_the_others_their_share(self, stage: Stage) -> None:
         await stage.stored(*[stage.put(f"flood {i}") for i in range(3 * MAX_CLAIM_MESSAGES)])
         stage.move(1000)

@@ -135,7 +135,9 @@ class ShardedWork:
         claims = _merged(answers.claims)
         self._request, self._given = request, {claim.record.id: claim for claim in claims}
         now_ms = self._now_ms(0)
-        return Claimed(claims, now_ms, self._dues.next_ms(wanted.lanes, now_ms))
+        next_by_lane = {lane: self._dues.next_ms([lane], now_ms) for lane in wanted.lanes}
+        next_due_ms = min((each for each in next_by_lane.values() if each is not None), default=None)
+        return Claimed(claims, now_ms, next_due_ms, next_by_lane=next_by_lane)
 
     def _now_ms(self, shard: int) -> int:
         return self._shards[shard].now_ms()
@@ -183,15 +185,13 @@ class ShardedWork:
                 self._unanswered[shard] = _Asked(new_id(), part, lease_ms, now_ms + lease_ms)
             self._dues.asked(shard, _lanes_of(part), now_ms, max_lapses=wanted.max_lapses)
         calls = [
-            self._works[shard].claim_by_lane(part, request=self._unanswered[shard].request, lease_ms=lease_ms)
+            self._works[shard].claim(part, request=self._unanswered[shard].request, lease_ms=lease_ms)
             for shard, part in parts.items()
         ]
         for shard, found in zip(parts, await outcomes_of(calls), strict=True):
             answers.asked.add(shard)
-            if isinstance(found, tuple):
-                claimed, next_due = found
-                self._dues.answered(shard, next_due)
-                self._answered(shard, claimed, parts[shard], wanted, answers)
+            if isinstance(found, Claimed):
+                self._answered(shard, found, parts[shard], wanted, answers)
             elif isinstance(found, StoreError):
                 self._failed(shard, found, parts[shard], answers)
             else:
@@ -200,6 +200,7 @@ class ShardedWork:
     def _answered(
         self, shard: int, found: Claimed, part: Mapping[Lane, Demand], wanted: Demands, answers: _Answers
     ) -> None:
+        self._dues.answered(shard, found.next_by_lane or {})
         if shard in self._away:
             self._away.discard(shard)
             log.info("shard %d of %s answers again", shard, self._shards[shard].name)

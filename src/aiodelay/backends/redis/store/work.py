@@ -90,17 +90,6 @@ class RedisWork:
 
     async def claim(self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int) -> Claimed:
         """Lease due messages for this worker. A repetition with the same request returns the same messages."""
-        claimed, _ = await self.claim_by_lane(demand, request=request, lease_ms=lease_ms)
-        return claimed
-
-    async def claim_by_lane(
-        self, demand: Mapping[Lane, Demand], *, request: str, lease_ms: int
-    ) -> tuple[Claimed, Mapping[Lane, int | None]]:
-        """Lease due messages, as `claim` does.
-
-        Returns:
-            The claim. Then the time of the next possible claim from each lane, epoch ms; None if the lane is empty.
-        """
         if request != self._last:
             self._last, self._is_answered = request, False
             self._turn += 1
@@ -128,7 +117,7 @@ class RedisWork:
         limited = frozenset(lane for lane, number in signed.items() if number < 0)
         times = [None if each == _EMPTY else int(each) for each in reply[1].split()]
         next_due_ms = min((each for each in times if each is not None), default=None)
-        return Claimed(claims, now_ms, next_due_ms, limited), dict(zip(names, times, strict=True))
+        return Claimed(claims, now_ms, next_due_ms, limited, dict(zip(names, times, strict=True)))
 
     def _in_turn(self, demand: Mapping[Lane, Demand]) -> list[tuple[Lane, Demand]]:
         wanted = [(lane, each) for lane, each in demand.items() if each.messages > 0]
