@@ -287,13 +287,14 @@ class Client:
         """Send commands. Return the reply to each command, or a `Fault` or `NoScriptError` if the server refused it."""
         if self.locator is None:
             return await self._sent(self._pool, commands, durable=durable)
+        ends_s = asyncio.get_running_loop().time() + self._patience_s
         replies: list[Any] = []
         try:
-            async with asyncio.timeout(self._patience_s) as limit:
-                for failures in count():
-                    replies = await self._sent_to_owner(self.locator, slot, commands, limit, durable=durable)
-                    if self._is_closed or not all(isinstance(each, Fault) and each.is_moving for each in replies):
-                        return replies
+            for failures in count():
+                replies = await self._sent_to_owner(self.locator, slot, commands, ends_s, durable=durable)
+                if self._is_closed or not all(isinstance(each, Fault) and each.is_moving for each in replies):
+                    return replies
+                async with asyncio.timeout_at(ends_s):
                     await asyncio.sleep(pause_s(failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S))
         except TimeoutError:
             if replies:
@@ -306,24 +307,24 @@ class Client:
         raise AssertionError
 
     async def _sent_to_owner(
-        self,
-        locator: Locator,
-        slot: int,
-        commands: Sequence[bytes],
-        limit: asyncio.Timeout,
-        *,
-        durable: bool,
+        self, locator: Locator, slot: int, commands: Sequence[bytes], ends_s: float, *, durable: bool
     ) -> list[Any]:
-        """Send commands to the server of a slot. If the server has surely carried out none, return their faults."""
-        try:
-            address = await locator.locate(slot)
-        except Fault as fault:
-            if not fault.is_moving:
-                raise
-            return [fault] * len(commands)
-        pool = await self._pool_at(address)
-        started_s, until_s = asyncio.get_running_loop().time(), limit.when()
-        limit.reschedule(None)  # The call has a limit of its own, after which its outcome is known to be in doubt.
+        """Send commands to the server of a slot. If the server has surely carried out none, return their faults.
+
+        Raises:
+            TimeoutError: The search for the server has lasted until `ends_s`, in the time of the event loop.
+        """
+        address = locator.known(slot)
+        pool = None if address is None else self._pools.get(address)
+        if address is None or pool is None:
+            try:
+                async with asyncio.timeout_at(ends_s):  # The call itself has a limit of its own.
+                    address = await locator.locate(slot)
+                    pool = await self._pool_at(address)
+            except Fault as fault:
+                if not fault.is_moving:
+                    raise
+                return [fault] * len(commands)
         try:
             replies = await self._sent(pool, commands, durable=durable)
         except Fault as fault:
@@ -332,12 +333,10 @@ class Client:
                 raise
             if fault.__cause__ is not None:  # Otherwise the locator itself has refused the server.
                 fault.reason = f"{address}, which {locator.role}, does not answer: {fault.reason}"
-            replies = [fault] * len(commands)
+            return [fault] * len(commands)
         except asyncio.CancelledError:  # The caller has a shorter limit. The server may be silent, and replaced.
             locator.lost(slot, address)
             raise
-        finally:
-            limit.reschedule(max(until_s or 0.0, started_s))
         moved = [each for each in replies if isinstance(each, Fault) and each.is_moving]
         if moved:
             locator.lost(slot, address, moved[0].__cause__)

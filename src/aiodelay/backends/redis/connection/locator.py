@@ -72,6 +72,10 @@ class Locator(ABC):
                     self._known[slot] = await self._ask(slot)
         return self._known[slot]
 
+    def known(self, slot: int) -> Address | None:
+        """Return the address of the server that serves a slot; None if `locate` has to find it."""
+        return self._known.get(self._place(slot))
+
     def lost(self, slot: int, address: Address, error: BaseException | None = None) -> None:
         """Forget the address of a slot, because a call to it failed. A MOVED error names the next address."""
         slot = self._place(slot)
@@ -243,6 +247,10 @@ class SentinelLocator(Locator):
         info = await reply_of(connection)
         if isinstance(info, bytes) and b"role:master" not in info:
             raise self._moving(f"{server}, which {self.role}, is a replica, so a failover is under way")
+
+    def known(self, slot: int) -> Address | None:
+        """Return the address of the primary; None if `locate` has to find it, or to look at the announcements."""
+        return super().known(slot) if asyncio.get_running_loop().time() < self._looks_s else None
 
     async def _look(self) -> None:
         now_s = asyncio.get_running_loop().time()
