@@ -13,7 +13,7 @@ from tests.support.topologies import clustered
 from .bp1_redis_dispatch import typed
 from .bp2_redis_transfer import transfer
 from .bp3_redis_schedule import schedule_each, schedule_many
-from .harness import DEFAULT_CONCURRENCY, Benchmark, Goal, Plan, Row, in_turn, quantile, ratios
+from .harness import DEFAULT_CONCURRENCY, Benchmark, Goal, Plan, Row, Stopwatch, in_turn, quantile, ratios
 from .lateness import PER_S, SPAN_S, check_all, measure
 from .redis_server import MinuteAgo, emptied
 
@@ -27,13 +27,20 @@ LIST = f"orders{TAG}"
 """The key of a list in the slot of the namespace."""
 LATE_PART = 0.2
 """The part of BP4's span and delays. A pair then takes 12 s, and 30 pairs 6 minutes."""
+CALLS, COMMANDS = 5_000, 15
+BARE = f"for _ = 1, {COMMANDS} do redis.call('EXISTS', KEYS[1]) end"
+"""A script with as many commands as the claim of one message has."""
 
 
 def run(plan: Plan) -> list[Row]:
     found = redis_servers()[0]
     with serving(found) as url, clustered(found.program, replicas=False) as cluster:
         urls = {"single": url, "cluster": cluster.url}
-        return [row for name, work in _works(plan).items() for row in [_row(plan, name, work, urls)]]
+        rows = [_row(plan, name, work, urls, GOAL) for name, work in _works(plan).items()]
+        calls = plan.size(CALLS)
+        what = f"bare, {calls:,} calls of a script with {COMMANDS} commands, one after another"
+        nodes = urls | {"cluster": cluster.owner(LIST).url}
+        return [*rows, _row(plan, what, partial(_bare_s, n=calls), nodes, None)]
 
 
 Work = Callable[[str], Coroutine[None, None, float]]
@@ -55,13 +62,13 @@ def _works(plan: Plan) -> Mapping[str, Work]:
     }
 
 
-def _row(plan: Plan, what: str, work: Work, urls: Mapping[str, str]) -> Row:
+def _row(plan: Plan, what: str, work: Work, urls: Mapping[str, str], goal: Goal | None) -> Row:
     """Measure both sides in pairs; the first side changes with each pair."""
     times = in_turn(plan, {name: partial(_measured, plan, work, url) for name, url in urls.items()})
     single, cluster = (quantile(times[name], 0.5) * 1000 for name in ("single", "cluster"))
     beside = f"{cluster:,.1f} ms, single server {single:,.1f} ms"
     values = ratios(times["single"], times["cluster"])
-    return Row("BP12", f"Redis Cluster, 3 nodes, 1 shard: {what}", "x speed on a single server", values, GOAL, beside)
+    return Row("BP12", f"Redis Cluster, 3 nodes, 1 shard: {what}", "x speed on a single server", values, goal, beside)
 
 
 def _measured(plan: Plan, work: Work, url: str) -> float:
@@ -73,6 +80,16 @@ async def _lateness_s(url: str, plan: Plan, n: int) -> float:
     async with emptied(url):
         found = check_all([await measure(RedisStore(url), range(n), PER_S, plan.scale * LATE_PART)], n)
     return quantile(found.ours, 0.5) / 1000
+
+
+async def _bare_s(url: str, n: int) -> float:
+    """Measure what a cluster costs any program: calls to one node, by plain redis-py."""
+    async with emptied(url) as client:
+        sha = await client.script_load(BARE)
+        with Stopwatch() as watch:
+            for _ in range(n):
+                await client.evalsha(sha, 1, LIST)
+    return watch.seconds
 
 
 BENCHMARK = Benchmark("BP12", "a Redis cluster beside a single server", run, needs_redis=True)
