@@ -48,7 +48,7 @@ BUSY = 0.5
 LANE, HOUR_MS = "orders", 3_600_000
 PAYLOAD = b'{"order": 1234567, "customer": "somebody@example.org", "amount": 12.5}'
 CONSTANT = Goal("at most", 1.1)
-ON_NODES = f"4 nodes with {max(SHARDS)} shards"
+ON_NODES, ON_ONE_OF_NODES = f"4 nodes with {max(SHARDS)} shards", "4 nodes with 1 shard"
 
 
 class Place(NamedTuple):
@@ -69,8 +69,9 @@ def run(plan: Plan) -> list[Row]:
         url = stack.enter_context(serving(found))
         places = {_on_one(shards): Place(f"{url}?shards={shards}", [url]) for shards in SHARDS}
         cluster = stack.enter_context(clustered(found.program, primaries=4, replicas=False))
-        on_nodes = Place(f"{cluster.url}?shards={max(SHARDS)}", [each.url for each in cluster.nodes])
-        places[ON_NODES] = on_nodes
+        nodes = [each.url for each in cluster.nodes]
+        places[ON_NODES] = Place(f"{cluster.url}?shards={max(SHARDS)}", nodes)
+        places[ON_ONE_OF_NODES] = Place(f"{cluster.url}?shards=1", nodes)
         costs = {
             concurrency: in_turn(
                 plan, {name: partial(_measured, plan, place, n, concurrency) for name, place in places.items()}
@@ -89,16 +90,16 @@ def _on_one(shards: int) -> str:
 
 
 def _cost_rows(costs: Mapping[str, Sequence[float]], n: int, concurrency: int) -> list[Row]:
-    one = costs[_on_one(1)]
+    text = f"Redis: processor time of the servers for a message, {n:,} messages, concurrency {concurrency:,}"
+    bases = {where: _on_one(1) for where in costs if where != _on_one(1)}
+    pairs = [*bases.items(), (ON_NODES, ON_ONE_OF_NODES)]
     rows = []
-    for where, own in costs.items():
-        what = (
-            f"Redis: processor time of the servers for a message, {n:,} messages, concurrency {concurrency:,}, {where}"
-        )
-        values = tuple(us / base for us, base in zip(own, one, strict=True))
-        beside = f"{quantile(own, 0.5):.1f} µs a message, 1 shard {quantile(one, 0.5):.1f} µs"
-        if own is not one:
-            rows.append(Row("BP13", what, "x time with 1 shard", values, CONSTANT, beside))
+    for where, base in pairs:
+        own, other = costs[where], costs[base]
+        values = tuple(us / base_us for us, base_us in zip(own, other, strict=True))
+        beside = f"{quantile(own, 0.5):.1f} µs a message, {base} {quantile(other, 0.5):.1f} µs"
+        goal = None if where == ON_ONE_OF_NODES else CONSTANT  # what a cluster costs without shards
+        rows.append(Row("BP13", f"{text}, {where}", f"x time of {base}", values, goal, beside))
     return rows
 
 

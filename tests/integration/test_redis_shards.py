@@ -17,7 +17,7 @@ from aiodelay import Limit, Scheduler
 from aiodelay.backends.redis.records.shards import ShardLayout, shard_of
 from aiodelay.backends.redis.sharded.work import ShardedWork
 from aiodelay.core.ids import new_id, new_op
-from aiodelay.core.transitions import occurrence_id
+from aiodelay.core.transitions import SUSPECT_LAPSES, occurrence_id
 from aiodelay.core.values import (
     LEASE_MS,
     MAX_CLAIM_MESSAGES,
@@ -41,6 +41,7 @@ from aiodelay.errors import (
 )
 from aiodelay.ports import Work
 from aiodelay.redis import RedisFanoutSink, RedisListSink, RedisLog, RedisStore, ShardedStore
+from aiodelay.testing.clock import VirtualClock
 from tests.support.servers import Found, redis_servers
 
 LANE = "orders"
@@ -376,6 +377,27 @@ def test_l2_after_a_shard_that_does_not_answer_all_others_are_asked_at_once(
             monkeypatch.setattr(ShardedWork, "_ask", noted)
             assert len(await claim(work, 100)) == 100
             assert rounds == [[1], [0, 2, 3]]
+
+    asyncio.run(play())
+
+
+def test_l5_suspects_are_tried_although_another_lane_of_their_shard_has_a_message_soon(
+    url: str, namespace: str
+) -> None:
+    async def play() -> None:
+        clock, demand = VirtualClock(), {LANE: Demand(9), "mails": Demand(9)}
+        async with (
+            ShardedStore(f"{url}?shards={SHARDS}", namespace=namespace, clock=clock) as store,
+            store.work("w", list(demand)) as work,
+        ):
+            suspect, later = ids_of(0, 2)
+            await put(store, [suspect])
+            for _ in range(SUSPECT_LAPSES):
+                assert await claim(work) == [suspect]
+                clock.move(LEASE_MS)
+            await store.apply([Put(new_op(), Envelope(later, "mails"), After(500))])
+            claimed = await work.claim(demand, request=new_id(), lease_ms=LEASE_MS)
+            assert [(each.record.id, each.record.lapses) for each in claimed.claims] == [(suspect, SUSPECT_LAPSES)]
 
     asyncio.run(play())
 

@@ -243,7 +243,7 @@ class Dispatcher:
 
     def _note_scarcity(self, demand: Mapping[Lane, Demand], claimed: Claimed) -> None:
         """If limits have let the claim bring fewer messages than requested, pause the claims ahead of these lanes."""
-        if len(claimed.claims) == sum(each.messages for each in demand.values()):
+        if not claimed.limited or len(claimed.claims) == sum(each.messages for each in demand.values()):
             return
         given = Counter(self._lanes[LANE_OF(claim)].lane for claim in claimed.claims)
         for lane in {self._lanes[lane].lane for lane in claimed.limited}:

@@ -208,7 +208,7 @@ class ShardedWork:
             answers.claims.append(found.claims)
         wanted.took(shard, part, found.claims)
         has_left = len(found.claims) < sum(each.messages for each in part.values())
-        if has_left and found.next_due_ms == found.now_ms + TRIAL_MS:
+        if has_left and found.now_ms + TRIAL_MS in (found.next_by_lane or {}).values():
             self._suspected.add(shard)
 
     def _failed(self, shard: int, error: StoreError, part: Mapping[Lane, Demand], answers: _Answers) -> None:
