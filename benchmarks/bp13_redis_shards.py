@@ -91,10 +91,10 @@ def _on_one(shards: int) -> str:
 
 def _cost_rows(costs: Mapping[str, Sequence[float]], n: int, concurrency: int) -> list[Row]:
     text = f"Redis: processor time of the servers for a message, {n:,} messages, concurrency {concurrency:,}"
-    bases = {where: _on_one(1) for where in costs if where != _on_one(1)}
-    pairs = [*bases.items(), (ON_NODES, ON_ONE_OF_NODES)]
+    one = _on_one(1)
+    pairs = [(where, one) for where in costs if where != one]
     rows = []
-    for where, base in pairs:
+    for where, base in [*pairs, (ON_NODES, ON_ONE_OF_NODES)]:
         own, other = costs[where], costs[base]
         values = tuple(us / base_us for us, base_us in zip(own, other, strict=True))
         beside = f"{quantile(own, 0.5):.1f} µs a message, {base} {quantile(other, 0.5):.1f} µs"

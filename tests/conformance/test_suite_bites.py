@@ -265,9 +265,8 @@ class NoTurns(MemoryStore):
 
 
 class ClaimsWithoutLeaseEnds(DictClaiming):
-    def claim(self, demand: Mapping[Lane, Demand], lease_ms: int, turn: int, worker: Worker, now: int) -> Claimed:
-        claimed = super().claim(demand, lease_ms, turn, worker, now)
-        return replace(claimed, next_by_lane={lane: self._order.next_due_ms([lane], now) for lane in demand})
+    def _next_by_lane(self, lanes: Collection[Lane], now: int) -> dict[Lane, int | None]:
+        return {lane: self._order.next_due_ms([lane], now) for lane in lanes}
 
 
 class ForgetsLeaseEnds(MemoryStore):

@@ -12,7 +12,7 @@ from typing import Protocol
 from aiodelay.core import transitions as t
 from aiodelay.core.fair_share import FairShare
 from aiodelay.core.rules import Rules
-from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Claimed, Demand, Lane, LaneState, Tidied
+from aiodelay.core.values import MAX_CLAIM_MESSAGES, Claim, Claimed, Demand, Lane, LaneState, Tidied, lanes_of
 
 from .entries import LEASED, Entry
 from .table import DictTable, Trial, Worker
@@ -56,8 +56,7 @@ class LaneHeads:
         return found
 
     def next_due_ms(self, lanes: Iterable[Lane], now: int) -> int | None:
-        times = (self._table.lanes[lane].next_ms(now) for lane in lanes)
-        return min((time_ms for time_ms in times if time_ms is not None), default=None)
+        return _earliest(self._table.lanes[lane].next_ms(now) for lane in lanes)
 
     def oldest_ms(self, lane: Lane, now: int) -> int | None:
         oldest_ms = self._table.lanes[lane].oldest_ms()
@@ -131,7 +130,7 @@ class DictClaiming:
             self._rules.begin_trial(entries)
         token = t.token_for(now + lease_ms, number)
         claims = [self._lease(entry, token, now) for entry in entries]
-        limited = frozenset(filter(self._table.is_limited, _lanes_of(demand)))
+        limited = frozenset(filter(self._table.is_limited, lanes_of(demand)))
         next_due_ms, next_by_lane = self._next_claim_ms(heads, demand, now, has_tried=has_tried)
         return Claimed(claims, now, next_due_ms, limited, next_by_lane)
 
@@ -153,15 +152,13 @@ class DictClaiming:
 
         If this claim skipped messages, claim again within a second. The times of the lanes are then unknown.
         """
-        lanes = _lanes_of(demand)
-        times = None if has_tried else self._next_by_lane(lanes, now)
-        heads.put_back()
-        if times is None:
-            times = self._next_by_lane(lanes, now)
-        next_ms = _earliest(times)
+        if has_tried:
+            heads.put_back()
+        times = self._next_by_lane(lanes_of(demand), now)
         if heads.aside and not has_tried:
-            return min(next_ms or MAX_MS, now + t.TRIAL_MS), None
-        return next_ms, times
+            heads.put_back()
+            return min(_earliest(times.values()) or MAX_MS, now + t.TRIAL_MS), None
+        return _earliest(times.values()), times
 
     def _lease(self, entry: Entry, token: int, now: int) -> Claim:
         entry.token, entry.state = token, LEASED
@@ -177,17 +174,17 @@ class DictClaiming:
 
     def next_due_ms(self, demand: Mapping[Lane, Demand], now: int) -> int | None:
         """Return when a message of the demanded lanes may be claimed: a due time or the end of a lease."""
-        return _earliest(self._next_by_lane(_lanes_of(demand), now))
+        return _earliest(self._next_by_lane(lanes_of(demand), now).values())
 
     def _next_by_lane(self, lanes: Collection[Lane], now: int) -> dict[Lane, int | None]:
+        dues_ms = {lane: self._order.next_due_ms([lane], now) for lane in lanes}
         least: dict[Lane, int] = {}
         is_in_doubt = self._table.trials.is_in_doubt
         for entry in self._table.leased.values():
             lane = entry.record.envelope.lane
-            if lane in lanes and not (t.is_lease_over(entry.token, now) and is_in_doubt(entry, now)):
+            if lane in dues_ms and not (t.is_lease_over(entry.token, now) and is_in_doubt(entry, now)):
                 least[lane] = min(entry.token, least.get(lane, entry.token))
         ends_ms = {lane: t.token_deadline_ms(token) for lane, token in least.items()}
-        dues_ms = {lane: self._order.next_due_ms([lane], now) for lane in lanes}
         return {
             lane: ends_ms.get(lane) if due is None else min(due, ends_ms.get(lane, due))
             for lane, due in dues_ms.items()
@@ -271,9 +268,5 @@ class DictClaiming:
         return LaneState(lane, self._order.oldest_ms(lane, now), self._table.workers.serve(lane, now))
 
 
-def _lanes_of(demand: Mapping[Lane, Demand]) -> set[Lane]:
-    return {lane for name, each in demand.items() if each.messages > 0 for lane in (name, *each.aliases)}
-
-
-def _earliest(times: Mapping[Lane, int | None]) -> int | None:
-    return min((time_ms for time_ms in times.values() if time_ms is not None), default=None)
+def _earliest(times: Iterable[int | None]) -> int | None:
+    return min((time_ms for time_ms in times if time_ms is not None), default=None)

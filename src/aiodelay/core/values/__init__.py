@@ -19,6 +19,7 @@ from .claims import (
     SettleOutcome,
     Tidied,
     WorkStatus,
+    lanes_of,
 )
 from .commands import (
     CONFLICT_MODES,
@@ -176,4 +177,5 @@ __all__ = [
     "Unknown",
     "WorkStatus",
     "lane_limits",
+    "lanes_of",
 ]

@@ -26,6 +26,7 @@ __all__ = [
     "Settlement",
     "Tidied",
     "WorkStatus",
+    "lanes_of",
 ]
 
 # --- claims and settlements -------------------------------------------------------------------------------
@@ -46,6 +47,11 @@ class Demand(Struct, frozen=True, gc=False):
     max_bytes: int = MAX_CLAIM_BYTES
     aliases: tuple[Lane, ...] = ()
     max_lapses: int = MAX_LAPSES
+
+
+def lanes_of(demand: Mapping[Lane, Demand]) -> list[Lane]:
+    """Return the lanes from which a demand requests messages, with their aliases."""
+    return [lane for name, each in demand.items() if each.messages > 0 for lane in (name, *each.aliases)]
 
 
 class Claim(Struct, frozen=True, gc=False):

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from aiodelay.core.ids import new_id
 from aiodelay.core.transitions import SUSPECT_LAPSES, is_suspect
-from aiodelay.core.values import MAX_LAPSES, Claim, Claimed, Demand, Lane, SettleOutcome
+from aiodelay.core.values import MAX_LAPSES, Claim, Claimed, Demand, Lane, SettleOutcome, lanes_of
 from aiodelay.engine.backoff import Backoff
 from aiodelay.errors import StoreError
 from aiodelay.ports import Feed, LocalFeed
@@ -202,14 +202,14 @@ class Dispatcher:
             return claimed.now_ms if has_more else claimed.next_due_ms
         times = claimed.next_by_lane
         if times is None:
-            times = dict.fromkeys(_lanes_of(asked), claimed.next_due_ms)
+            times = dict.fromkeys(lanes_of(asked), claimed.next_due_ms)
         self._idle = {lane for lane, time_ms in times.items() if time_ms is None or time_ms > claimed.now_ms}
         if self._may_have_due(wanted):
             return claimed.now_ms
         return min((time_ms for lane in self._idle if (time_ms := times[lane]) is not None), default=None)
 
     def _may_have_due(self, demand: Mapping[Lane, Demand]) -> bool:
-        return any(lane not in self._idle for lane in _lanes_of(demand))
+        return any(lane not in self._idle for lane in lanes_of(demand))
 
     def _demand(self) -> dict[Lane, Demand]:
         if self._book.is_trying or not self._may_claim():
@@ -312,10 +312,6 @@ class Dispatcher:
         for lane, claims in groupby(claimed.claims, LANE_OF):
             subscription = self._lanes[lane]
             subscription.deliver(self._book.add(list(claims), subscription))
-
-
-def _lanes_of(demand: Mapping[Lane, Demand]) -> list[Lane]:
-    return [each for lane, wanted in demand.items() for each in (lane, *wanted.aliases)]
 
 
 def _is_limited(demand: Mapping[Lane, Demand]) -> bool:

@@ -28,6 +28,7 @@ from aiodelay.core.values import (
     SettleOutcome,
     Tidied,
     WorkStatus,
+    lanes_of,
 )
 from aiodelay.errors import StoreError, StoreTooNewError
 from aiodelay.ports import PartialAnswerError
@@ -183,7 +184,7 @@ class ShardedWork:
             now_ms = self._now_ms(shard)
             if shard not in self._unanswered or self._unanswered[shard].demand is not part:
                 self._unanswered[shard] = _Asked(new_id(), part, lease_ms, now_ms + lease_ms)
-            self._dues.asked(shard, _lanes_of(part), now_ms, max_lapses=wanted.max_lapses)
+            self._dues.asked(shard, lanes_of(part), now_ms, max_lapses=wanted.max_lapses)
         calls = [
             self._works[shard].claim(part, request=self._unanswered[shard].request, lease_ms=lease_ms)
             for shard, part in parts.items()
@@ -200,7 +201,8 @@ class ShardedWork:
     def _answered(
         self, shard: int, found: Claimed, part: Mapping[Lane, Demand], wanted: Demands, answers: _Answers
     ) -> None:
-        self._dues.answered(shard, found.next_by_lane or {})
+        times = found.next_by_lane or {}
+        self._dues.answered(shard, times)
         if shard in self._away:
             self._away.discard(shard)
             log.info("shard %d of %s answers again", shard, self._shards[shard].name)
@@ -208,13 +210,13 @@ class ShardedWork:
             answers.claims.append(found.claims)
         wanted.took(shard, part, found.claims)
         has_left = len(found.claims) < sum(each.messages for each in part.values())
-        if has_left and found.now_ms + TRIAL_MS in (found.next_by_lane or {}).values():
+        if has_left and found.now_ms + TRIAL_MS in times.values():
             self._suspected.add(shard)
 
     def _failed(self, shard: int, error: StoreError, part: Mapping[Lane, Demand], answers: _Answers) -> None:
         answers.errors.append(error)
         answers.away.add(shard)
-        self._dues.answered(shard, dict.fromkeys(_lanes_of(part), self._now_ms(shard) + AGAIN_MS))
+        self._dues.answered(shard, dict.fromkeys(lanes_of(part), self._now_ms(shard) + AGAIN_MS))
         if shard not in self._away:
             self._away.add(shard)
             if not self._shards[shard].is_stale:  # `Follower` logs moves.
@@ -324,10 +326,6 @@ class ShardedWork:
 
 def _id_of(each: Settlement | Renewal) -> str:
     return each.id
-
-
-def _lanes_of(part: Mapping[Lane, Demand]) -> list[Lane]:
-    return [each for lane, demand in part.items() for each in (lane, *demand.aliases)]
 
 
 def _fits(part: Mapping[Lane, Demand], whole: Mapping[Lane, Demand]) -> bool:
