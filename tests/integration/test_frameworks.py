@@ -25,6 +25,7 @@ import uvicorn
 
 from aiodelay import ClosedError, ConfigurationError, Scheduler
 from aiodelay.contrib.litestar import AiodelayPlugin
+from aiodelay.service.connections import KEPT_S
 
 pytestmark = pytest.mark.asyncio
 
@@ -115,7 +116,7 @@ EACH = pytest.mark.parametrize("make", [make_fastapi, make_starlette, make_lites
 async def served(app: Any) -> AsyncIterator[httpx2.AsyncClient]:  # noqa: ANN401 - of either framework
     """Serve an application as `uvicorn` does, on a port of its own; stopped as by SIGTERM."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_config=None))
+        server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_config=None, timeout_keep_alive=KEPT_S))
         started, startup = asyncio.Event(), server.startup
 
         async def start(sockets: list[socket.socket] | None = None) -> None:

@@ -59,6 +59,7 @@ def test_its_limits_are_those_of_the_code() -> None:
         api.max_body,
         Limits().max_payload,
         api.body_timeout.total_seconds(),
+        Server(admin(Scheduler("memory://")), most=10, still_s=100).config.timeout_keep_alive,
         api.rate,
         2 * api.rate,
         api.max_page,

@@ -123,6 +123,21 @@ async def test_who_connects_and_says_nothing_is_not_kept() -> None:
         assert await rest_of(reader) == b""
 
 
+async def test_an_answered_connection_is_kept_for_the_next_request() -> None:
+    async with serving() as (port, _), connected(port) as (reader, writer):
+        for _ in range(2):
+            writer.write(HEAD + b"\r\n")
+            assert await reader.readuntil(b"hello")
+            await asyncio.sleep(5 * SOON_S)  # longer than a connection may stand still in a request
+
+
+async def test_an_answered_connection_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "KEPT_S", SOON_S)
+    async with serving(still_s=10 * WITHIN_S) as (port, _), connected(port) as (reader, writer):
+        writer.write(HEAD + b"\r\n")
+        assert (await rest_of(reader)).endswith(b"hello")
+
+
 async def test_the_rest_of_a_body_that_nobody_reads_is_not_waited_for() -> None:
     async with serving() as (port, _), connected(port) as (reader, writer):
         writer.write(b"POST /nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000000\r\n\r\n")

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from aiodelay import Scheduler
 from aiodelay.service import Token, admin, hash_token
+from aiodelay.service.connections import KEPT_S
 
 from .waiting import until
 
@@ -37,7 +38,8 @@ async def serving_app(app: ASGIApp) -> AsyncIterator[str]:
     """Serve an ASGI app. Yield its address."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
+        options: dict[str, Any] = {"timeout_graceful_shutdown": 5, "timeout_keep_alive": KEPT_S}
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", **options))
         running = asyncio.create_task(server.serve(sockets=[listening]))
         try:
             await until(lambda: server.started, "uvicorn has started")

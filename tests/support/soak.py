@@ -135,7 +135,7 @@ class Clients:
     async def connected(self) -> AsyncIterator[None]:
         """Keep connections open during a block."""
         timeout = httpx.Timeout(NO_ANSWER_S, pool=None)
-        limits = httpx.Limits(max_connections=None, keepalive_expiry=2.0)  # less than the 5 s of the service
+        limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=self._base, limits=limits, timeout=timeout, trust_env=False) as self.http:
             yield
 

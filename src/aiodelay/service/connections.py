@@ -22,6 +22,13 @@ __all__ = ["MOST_HEAD", "MOST_URL", "Server"]
 
 REQUESTS_END_S = 5
 """Seconds for which open requests may go on when the server stops. Without this limit, live pages would never end."""
+KEPT_S = 620
+"""Seconds for which the server keeps a connection without a request after an answer.
+
+Proxies keep their connections for shorter: nginx and an Application Load Balancer of AWS 60 s, Caddy 120 s, the load
+balancers of Google Cloud 600 s. Otherwise a proxy may send a request on a connection that the server closes at that
+moment. The proxy must not repeat a `POST`, so its client gets the error 502.
+"""
 TICKS = 10
 """The calls of `on_tick` per second, set by uvicorn."""
 MOST_HEAD = 16_384
@@ -35,7 +42,8 @@ class Server(uvicorn.Server):
     """Serves an app on HTTP/1.1, without handling signals.
 
     The server ends an idle connection. A connection is idle if its client has sent no complete request head, or has
-    read nothing of an answer, for `still_s`. The app itself limits the time of bodies and of slow answers.
+    read nothing of an answer, for `still_s`. After an answer, the next request may begin up to `KEPT_S` later. The app
+    itself limits the time of bodies and of slow answers.
 
     Args:
         app: The app that answers requests.
@@ -56,6 +64,7 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             ws="none",
             timeout_graceful_shutdown=REQUESTS_END_S,
+            timeout_keep_alive=KEPT_S,
         )
         super().__init__(config)
         self._most, self._still_s = most, still_s
@@ -116,7 +125,8 @@ class Server(uvicorn.Server):
         for each in cast("set[H11Protocol]", self.server_state.connections):
             unsent = each.transport.get_write_buffer_size()
             is_answering = each.cycle is not None and not each.cycle.response_complete
-            if is_answering and not unsent:
+            is_kept = each.timeout_keep_alive_task is not None
+            if (is_answering or is_kept) and not unsent:
                 continue
             state = each.cycle, unsent
             known, since_s = before.get(each, (None, now_s))
