@@ -12,6 +12,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from aiodelay import Received, Scheduler
 from aiodelay.backends.kafka.client import Outgoing, Transactions
+from aiodelay.backends.kafka.store import transfer, work
 from aiodelay.core.transitions import NO_OP, occurrence_id
 from aiodelay.core.values import MAX_CLAIM_BYTES, MAX_CLAIM_MESSAGES, Demand, Envelope, Record
 from aiodelay.kafka import KafkaSink, open_store
@@ -22,6 +23,7 @@ from aiodelay.testing.conformance import StoreConformance, TransferConformance
 from aiodelay.testing.conformance.stage import Stage, again, staged
 from tests.support.kafka import create_topic, new_name
 from tests.support.publishing import MessagesConformance
+from tests.support.slow_stores import POLL_MS, wait_long_for_wake_ups
 from tests.support.subscribing import SinkConformance
 from tests.support.topics import fill
 from tests.support.waiting import until, until_sync
@@ -31,6 +33,12 @@ class OnKafka:
     order_per_group: ClassVar[bool] = False
     leases_survive: ClassVar[bool] = False
     counted_journal: ClassVar[bool] = False
+
+    @pytest.fixture(autouse=True)
+    def _patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        wait_long_for_wake_ups(monkeypatch)
+        for module in (work, transfer):
+            monkeypatch.setattr(module, "SAFETY_POLL_MS", POLL_MS)
 
     @pytest.fixture(autouse=True)
     def _broker(self, kafka: str) -> Iterator[None]:
@@ -64,7 +72,7 @@ class TestKafkaTopics(OnKafka, TransferConformance):
 
     def _create(self, topic: str) -> None:
         (created,) = self.admin.create_topics([NewTopic(topic, 1, 1)]).values()
-        created.result(10)
+        created.result(60)
         until_sync(lambda: self._error_of(topic) is None, f"the broker knows {topic}")
 
     def _error_of(self, topic: str) -> object:
@@ -88,7 +96,7 @@ class TestKafkaTopics(OnKafka, TransferConformance):
 
     async def spoil(self, store: Store, sink: Sink, address: str) -> None:
         (deleted,) = self.admin.delete_topics([address]).values()
-        deleted.result(10)
+        deleted.result(60)
         await until(lambda: self._error_of(address) is not None, f"the broker has deleted {address}")
 
     @staged
@@ -143,8 +151,6 @@ class TestKafkaTopics(OnKafka, TransferConformance):
 
 
 class OfKafka(MessagesConformance):
-    soon_s = 20.0
-
     @pytest.fixture(autouse=True)
     def _broker(self, kafka: str) -> None:
         self.bootstrap = kafka

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from aiodelay.reactive import Publisher, Subscriber, Subscription
+from aiodelay.testing.clock import VirtualLoop
 from aiodelay.testing.conformance import PublisherConformance, SubscriberConformance
 
 # --- publishers -------------------------------------------------------------------------------------------
@@ -256,7 +257,8 @@ class NumbersSuite(PublisherConformance[int]):
 
 
 class TestNumbers(NumbersSuite):
-    pass
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        return VirtualLoop()
 
 
 BROKEN_PUBLISHERS: list[tuple[type[Numbers], str]] = [
@@ -432,7 +434,8 @@ class SumSuite(SubscriberConformance[int]):
 
 
 class TestSum(SumSuite):
-    pass
+    def new_loop(self) -> asyncio.AbstractEventLoop:
+        return VirtualLoop()
 
 
 BROKEN_SUBSCRIBERS: list[tuple[type[Sum], str, tuple[Any, ...]]] = [

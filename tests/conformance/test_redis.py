@@ -15,6 +15,7 @@ from aiodelay.testing.conformance import StoreConformance, TransferConformance
 from aiodelay.testing.conformance.stage import Stage
 from aiodelay.testing.conformance.transfer_bench import Moves
 from tests.support.servers import redis_products, redis_servers, serving
+from tests.support.slow_stores import wait_long_for_wake_ups
 from tests.support.topologies import clustered
 
 
@@ -36,6 +37,10 @@ class OnRedis:
     open_store: Callable[..., Store] = staticmethod(open_store)
 
     @pytest.fixture(autouse=True)
+    def _patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        wait_long_for_wake_ups(monkeypatch, RedisStore)
+
+    @pytest.fixture(autouse=True)
     def _server(self, server_url: str) -> Iterator[None]:
         self.server_url, self.namespace = server_url, ""
         yield
@@ -49,7 +54,7 @@ class OnRedis:
 
     def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
         self.namespace = uuid4().hex
-        self.url = f"{self.server_url}?journal={journal}&protocol={self.protocol}"
+        self.url = f"{self.server_url}?journal={journal}&protocol={self.protocol}&timeout_ms=60000"
         return self.open_store(self.url, namespace=self.namespace, clock=clock)
 
     def reopen(self, store: Store, clock: VirtualClock) -> Store:

@@ -19,7 +19,7 @@ from tests.support.servers import redis_servers, serving
 class OnRedis(MessagesConformance):
     @pytest.fixture(autouse=True)
     def _server(self, server_url: str) -> None:
-        self.url, self.namespace = server_url, uuid4().hex
+        self.url, self.namespace = f"{server_url}?timeout_ms=60000", uuid4().hex
 
     def make_scheduler(self, **settings: Any) -> Scheduler:  # noqa: ANN401
         return Scheduler(self.url, namespace=self.namespace, **settings)

@@ -11,7 +11,7 @@ import pytest
 
 from aiodelay.backends.redis.records import shards
 from aiodelay.ports import Store
-from aiodelay.redis import open_store
+from aiodelay.redis import RedisStore, open_store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance
 from aiodelay.testing.conformance.commands import PositionRules
@@ -19,6 +19,7 @@ from aiodelay.testing.conformance.dispatching import DispatchRules
 from aiodelay.testing.conformance.inspection import LookingRules
 from aiodelay.testing.conformance.upgrading import UpgradeRules
 from tests.support.servers import redis_products, redis_servers, serving
+from tests.support.slow_stores import wait_long_for_wake_ups
 from tests.support.topologies import clustered
 
 ORDER = "the order is of each shard"
@@ -77,6 +78,10 @@ class OnShards:
     not_kept: ClassVar[Mapping[str, str]] = {**APART, **ALWAYS}
 
     @pytest.fixture(autouse=True)
+    def _patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        wait_long_for_wake_ups(monkeypatch, RedisStore)
+
+    @pytest.fixture(autouse=True)
     def _server(self, server_url: str, request: pytest.FixtureRequest) -> Iterator[None]:
         if request.function.__module__.endswith(".limiting"):
             pytest.skip("several shards keep no limits")
@@ -94,11 +99,13 @@ class OnShards:
 
     def make_store(self, clock: VirtualClock, *, journal: int = 0) -> Store:
         self.namespace, self.journal = uuid4().hex, journal
-        return open_store(f"{self.server_url}?journal={journal}&shards=4", namespace=self.namespace, clock=clock)
+        url = f"{self.server_url}?journal={journal}&shards=4&timeout_ms=60000"
+        return open_store(url, namespace=self.namespace, clock=clock)
 
     def reopen(self, store: Store, clock: VirtualClock) -> Store:
         """Open the namespace without the number of its shards."""
-        return open_store(f"{self.server_url}?journal={self.journal}", namespace=self.namespace, clock=clock)
+        url = f"{self.server_url}?journal={self.journal}&timeout_ms=60000"
+        return open_store(url, namespace=self.namespace, clock=clock)
 
 
 class TestGate(OnShards, DispatchRules, LookingRules, PositionRules, UpgradeRules):

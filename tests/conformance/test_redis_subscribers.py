@@ -23,7 +23,7 @@ def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
 class OnRedis(SinkConformance):
     @pytest.fixture(autouse=True)
     def _server(self, server_url: str) -> None:
-        self.url, self.address = server_url, uuid4().hex
+        self.url, self.address = f"{server_url}?timeout_ms=60000", uuid4().hex
 
 
 class TestRedisListSink(OnRedis):

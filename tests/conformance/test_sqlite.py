@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from aiodelay.ports import Store
-from aiodelay.sqlite import open_store
+from aiodelay.sqlite import SqliteStore, open_store
 from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance import StoreConformance
 from tests.support.disks import IN_MEMORY
+from tests.support.slow_stores import wait_long_for_wake_ups
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,10 @@ async def _make(path: str) -> None:
 class TestSqliteStore(StoreConformance):
     wakes_other_processes = True
     numbers = count(1)
+
+    @pytest.fixture(autouse=True)
+    def _patience(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        wait_long_for_wake_ups(monkeypatch, SqliteStore)
 
     @pytest.fixture(autouse=True)
     def _folder(self, folder: Path) -> None:

@@ -97,7 +97,7 @@ def test_sqlite_answers_as_the_rulebook_does_in_deeper_states(folder: Path) -> N
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
 def redis(request: pytest.FixtureRequest) -> Iterator[str]:
     with serving(request.param) as url:
-        yield url
+        yield f"{url}?timeout_ms=60000"
 
 
 def on_redis(url: str) -> MakeStore:
@@ -113,7 +113,7 @@ def test_redis_answers_several_commands_in_one_call_as_the_rulebook_does(redis: 
 
 
 def test_redis_journals_as_the_rulebook_does(redis: str) -> None:
-    check(on_redis(f"{redis}?journal={JOURNAL}"), cases_with_journals(), has_journal=True)
+    check(on_redis(f"{redis}&journal={JOURNAL}"), cases_with_journals(), has_journal=True)
 
 
 @pytest.mark.nightly

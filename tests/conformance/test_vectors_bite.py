@@ -390,7 +390,7 @@ LUA: dict[str, Lua] = {
 @pytest.fixture(scope="module")
 def redis() -> Iterator[str]:
     with serving(redis_servers()[0]) as url:
-        yield url
+        yield f"{url}?timeout_ms=60000"
 
 
 @pytest.mark.parametrize("lua", LUA.values(), ids=LUA.keys())

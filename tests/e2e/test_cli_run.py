@@ -182,7 +182,7 @@ def test_quiet_says_nothing_and_verbose_more(folder: Path) -> None:
             program.out.wait_for("^finished$")
             program.send(signal.SIGTERM)
             assert program.exit_code() == 0
-            said[option] = program.err.seen
+            said[option] = program.complaints()
         asyncio.run(schedule(folder))
     assert said["-q"] == []
     assert any("is dispatching" in line for line in said["--verbose"])
@@ -268,7 +268,8 @@ def test_a_store_that_does_not_answer_in_time_ends_it(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(AWAY.format(open_timeout="200ms"))
     with aiodelay("run", "app:scheduler", cwd=tmp_path) as program:
         assert program.exit_code() == 5
-        assert len([line for line in program.err.seen if "trying again" in line]) == 1
+        said = [line for line in program.err.seen if "trying again" in line]
+        assert len(said) <= 1, "not at each attempt; at none if the first has taken all the time"
         assert program.err.seen[-1].startswith("aiodelay: redis://127.0.0.1:1")
 
 

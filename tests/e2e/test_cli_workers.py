@@ -89,6 +89,10 @@ def pid_in(line: str) -> int:
     return int(line.rpartition(" ")[2])
 
 
+def text_at(url: str) -> str:
+    return httpx.get(url, timeout=DEADLINE_S, trust_env=False).text
+
+
 def wait_until_gone(pid: int) -> None:
     until_sync(lambda: not Path(f"/proc/{pid}").exists(), f"process {pid} has ended", DEADLINE_S)
 
@@ -98,17 +102,29 @@ def dispatching(program: Program, workers: int) -> None:
         program.err.wait_for("app:scheduler is dispatching")
 
 
+def draining(program: Program, workers: int) -> None:
+    for _ in range(workers):
+        program.err.wait_for("draining; a later signal ends it at once")
+
+
+def assert_drained(program: Program) -> None:
+    """Check that what was started has finished, and that more of the 10 messages were left."""
+    started, finished = (sum(word in line for line in program.out.seen) for word in ("started", "finished"))
+    assert 0 < started == finished < 10
+
+
 def test_workers_share_the_work_and_drain_together(tmp_path: Path) -> None:
-    write_app(tmp_path, takes_s=2)
+    write_app(tmp_path, body=WAIT_FOR_GO)
     with running(tmp_path, "--workers", "2") as program:
         dispatching(program, 2)
         asyncio.run(schedule(tmp_path, 10))
         pids = {pid_in(program.out.wait_for("work started in")) for _ in range(2)}
         program.send(signal.SIGTERM)
+        draining(program, 2)
+        (tmp_path / "go").touch()
         assert program.exit_code() == 0
     assert len(pids) == 2
-    started, finished = ([line for line in program.out.seen if word in line] for word in ("started", "finished"))
-    assert len(started) == len(finished) < 10
+    assert_drained(program)
     assert sum("app:scheduler has stopped" in line for line in program.err.seen) == 2
     for pid in pids:
         wait_until_gone(pid)
@@ -131,8 +147,7 @@ def test_a_later_signal_ends_all_at_once(tmp_path: Path) -> None:
         pids = [pid_in(program.out.wait_for("work started in")) for _ in range(2)]
         assert [os.getpgid(pid) for pid in pids] == pids, "Ctrl-C must reach them once, through the first process"
         program.send(signal.SIGINT)
-        for _ in range(2):
-            program.err.wait_for("draining; a later signal ends it at once")
+        draining(program, 2)
         assert program.is_running()
         assert program.end_by_a_later_signal(signal.SIGINT) == -signal.SIGINT
         assert any("a later SIGINT has come: the process ends at once" in line for line in program.err.seen)
@@ -149,8 +164,7 @@ def test_it_says_that_it_ends_at_once_however_many_signals_come(tmp_path: Path) 
     with running(tmp_path, "--workers", "2") as program:
         pids = [pid_in(program.out.wait_for("work started in")) for _ in range(2)]
         program.send(signal.SIGTERM)
-        for _ in range(2):
-            program.err.wait_for("draining; a later signal ends it at once")
+        draining(program, 2)
         assert program.end_by_many_later_signals() == -signal.SIGTERM
     assert sum("a later SIGTERM has come: the process ends at once" in line for line in program.err.seen) == 1
     for pid in pids:
@@ -166,8 +180,7 @@ def test_signals_that_follow_soon_are_one(tmp_path: Path) -> None:
         for _ in range(2):
             program.out.wait_for("work started in")
         program.send(signal.SIGTERM)
-        for _ in range(2):
-            program.err.wait_for("draining; a later signal ends it at once")
+        draining(program, 2)
         program.send(signal.SIGTERM)
         program.send(signal.SIGINT)
         (tmp_path / "go").touch()
@@ -178,7 +191,7 @@ def test_signals_that_follow_soon_are_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [["--workers", "2"], ["--reload"]], ids=" ".join)
 def test_what_a_killed_supervisor_leaves_behind_drains_and_ends(tmp_path: Path, options: list[str]) -> None:
-    write_app(tmp_path, takes_s=1)
+    write_app(tmp_path, body=WAIT_FOR_GO)
     with aiodelay("run", "app:scheduler", *options, cwd=tmp_path) as program:
         workers = 2 if options[0] == "--workers" else 1
         dispatching(program, workers)
@@ -186,6 +199,8 @@ def test_what_a_killed_supervisor_leaves_behind_drains_and_ends(tmp_path: Path, 
         pids = [pid_in(program.out.wait_for("work started in")) for _ in range(workers)]
         program.send(signal.SIGKILL)
         try:
+            draining(program, workers)
+            (tmp_path / "go").touch()
             for pid in pids:
                 wait_until_gone(pid)
             assert program.exit_code() == -signal.SIGKILL
@@ -193,8 +208,7 @@ def test_what_a_killed_supervisor_leaves_behind_drains_and_ends(tmp_path: Path, 
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-    started, finished = ([line for line in program.out.seen if word in line] for word in ("started", "finished"))
-    assert len(started) == len(finished) < 10, "it drained"
+    assert_drained(program)
 
 
 def test_reload_starts_anew_when_the_program_changes_and_outlives_its_mistakes(tmp_path: Path) -> None:
@@ -251,10 +265,7 @@ def test_each_worker_has_a_port_for_prometheus(tmp_path: Path) -> None:
         ports = {program.err.wait_for("metrics for Prometheus at").rpartition(" at ")[2] for _ in range(2)}
         assert len(ports) == 2
         for url in ports:
-            until_sync(
-                lambda url=url: "aiodelay_destination_served{" in httpx.get(url, trust_env=False).text,  # type: ignore[misc]
-                "it tells of the store",
-            )
+            until_sync(lambda url=url: "aiodelay_destination_served{" in text_at(url), "it tells of the store")  # type: ignore[misc]
 
 
 def test_a_port_for_prometheus_without_a_port_for_each_worker_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import inspect
 import json
 import re
 import shutil
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,23 +20,54 @@ from tests.support.servers import Found, redis_servers, serving
 # What an example's log may say.
 EXPECTED = re.compile(
     r"attempt \d+ at \S+ failed|is given up|is rejected|no instance reads it|alarm is over|records go to|"
-    "replication factor is 1|has waited|missed|of its messages were returned"
+    "replication factor is 1|has waited|missed|of its messages were returned|it stood still|did not reach the server|"
+    "; trying again|works again after|a transaction is open at|closing (the store and sinks took|cancels tasks)"
 )
+RETURNED = re.compile("of its messages were returned")
+"""Such messages are delivered again: a process stood still, or was killed, while they were in flight."""
+PATIENT = "?timeout_ms=60000"
+"""For the URL of a server that may stand still."""
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def output_of(name: str, *arguments: str, cwd: Path) -> list[str]:
+    return output_and_complaints(name, *arguments, cwd=cwd)[0]
+
+
+def output_and_complaints(name: str, *arguments: str, cwd: Path) -> tuple[list[str], list[str]]:
     with Program(str(EXAMPLES / name), *arguments, cwd=cwd) as program:
         assert program.exit_code() == 0, program.err.seen
-        assert [line for line in program.complaints() if not EXPECTED.search(line)] == []
-        return program.out.seen
+        complaints = program.complaints()
+        assert [line for line in complaints if not EXPECTED.search(line)] == []
+        return program.out.seen, complaints
+
+
+def assert_prints(expected: list[str], name: str, *arguments: str, cwd: Path) -> None:
+    """Check what several processes print, in any order. Only messages that were returned may be handled again."""
+    said, complaints = output_and_complaints(name, *arguments, cwd=cwd)
+    if any(map(RETURNED.search, complaints)):
+        assert set(said) == set(expected)
+    else:
+        assert sorted(said) == sorted(expected)
+
+
+def with_longer_periods(name: str, periods: Mapping[str, str], folder: Path) -> str:
+    """Copy an example, and replace its periods, so that a process may stand still for some seconds without harm."""
+    text = (EXAMPLES / name).read_text()
+    for short, long in periods.items():
+        assert short in text, short
+        text = text.replace(short, long)
+    (folder / name).write_text(text)
+    return str(folder / name)
 
 
 @pytest.mark.parametrize("found", redis_servers(), ids=lambda found: found.name)
 def test_payment_reminders(tmp_path: Path, found: Found) -> None:
+    periods = {"DAY = timedelta(seconds=0.8)": "DAY = timedelta(seconds=3.5)", 'timeout="5s"': 'timeout="1m"'}
+    example = with_longer_periods("payment_reminders.py", periods, tmp_path)
     with serving(found) as url:
-        said = output_of("payment_reminders.py", url, cwd=tmp_path)
-        again = output_of("payment_reminders.py", url, cwd=tmp_path)
+        said = output_of(example, url + PATIENT, cwd=tmp_path)
+        again = output_of(example, url + PATIENT, cwd=tmp_path)
     assert sorted(again) == sorted(said)
     assert said[:6] == [
         *[f"order {order} is placed" for order in (1, 2, 3, 4)],
@@ -64,9 +96,12 @@ def test_recurring(tmp_path: Path) -> None:
     said = output_of("recurring.py", cwd=tmp_path)
     assert said[0] == "At 09:00 on Monday (Europe/Paris); skipped while an earlier occurrence is being retried:"
     assert all(re.fullmatch(r"  Mon \d\d \w{3} \d{4}, 09:00 CES?T", line) for line in said[1:4])
-    assert all(re.fullmatch(r"beat, due \d\d:\d\d:\d\d\.\d{6}, \d+ ms late", line) for line in said[4:7])
-    assert said[7] in ("beat: cancelled", "beat: in_flight")
-    assert said[8:] == ["weekly-sales: cancelled"]
+    beats = [line for line in said[4:] if line.startswith("beat, ")]
+    assert all(re.fullmatch(r"beat, due \d\d:\d\d:\d\d\.\d{6}, \d+ ms late", line) for line in beats)
+    assert len(beats) >= 3, "a further one may be under way when it is cancelled"
+    beat, weekly = (line for line in said[4:] if line not in beats)
+    assert beat in ("beat: cancelled", "beat: in_flight")
+    assert weekly == "weekly-sales: cancelled"
 
 
 @pytest.mark.parametrize(
@@ -84,55 +119,49 @@ def test_testing_with_virtual_time(tmp_path: Path, options: tuple[str, ...]) -> 
 
 @pytest.mark.parametrize("found", redis_servers(), ids=lambda found: found.name)
 def test_three_roles(tmp_path: Path, found: Found) -> None:
+    expected = [
+        "5 orders are placed, the last of them is paid",
+        "moving exactly once",
+        *[f"order {order}: customer {order} is notified" for order in range(1, 6)],
+        *[f"order {order}: payment checked at attempt {3 if order == 2 else 1}" for order in range(1, 5)],
+    ]
     with serving(found) as url:
-        said = output_of("three_roles.py", url, cwd=tmp_path)
-    assert sorted(said) == sorted(
-        [
-            "5 orders are placed, the last of them is paid",
-            "moving exactly once",
-            *[f"order {order}: customer {order} is notified" for order in range(1, 6)],
-            *[f"order {order}: payment checked at attempt {3 if order == 2 else 1}" for order in range(1, 5)],
-        ]
-    )
+        assert_prints(expected, "three_roles.py", url + PATIENT, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("found", redis_servers(), ids=lambda found: found.name)
 def test_fan_out(tmp_path: Path, found: Found) -> None:
-    with serving(found) as url:
-        said = output_of("fan_out.py", url, cwd=tmp_path)
     orders = range(1, 7)
-    assert sorted(said) == sorted(
-        [
-            "6 orders are published",
-            *[f"{consumer}: order {order} at attempt 1" for consumer in ("billing", "mail") for order in orders],
-            *[f"shipping: order {order} at attempt {2 if order == 3 else 1}" for order in orders],
-            *["billing has 0 orders waiting", "shipping has 0 orders waiting"] * 2,
-            "mail has 6 orders waiting",
-            "mail has 0 orders waiting",
-            "the topic keeps 0 of 6 orders",
-        ]
-    )
+    expected = [
+        "6 orders are published",
+        *[f"{consumer}: order {order} at attempt 1" for consumer in ("billing", "mail") for order in orders],
+        *[f"shipping: order {order} at attempt {2 if order == 3 else 1}" for order in orders],
+        *["billing has 0 orders waiting", "shipping has 0 orders waiting"] * 2,
+        "mail has 6 orders waiting",
+        "mail has 0 orders waiting",
+        "the topic keeps 0 of 6 orders",
+    ]
+    with serving(found) as url:
+        assert_prints(expected, "fan_out.py", url + PATIENT, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("found", redis_servers(), ids=lambda found: found.name)
 def test_topic_log(tmp_path: Path, found: Found) -> None:
+    expected = [
+        "6 orders are appended",
+        *[f"{consumer}: order {order}" for consumer in ("billing", "report") for order in range(1, 7)],
+        "the cursor of billing is at 6",
+        *["report: order 5", "report: order 6", *["the cursor of report is at 6"] * 2],
+        "order 7 has index 7, and 5 orders are dropped",
+        *["billing: order 6, after 5 that it has missed", "billing: order 7", "the cursor of billing is at 7"],
+    ]
     with serving(found) as url:
-        said = output_of("topic_log.py", url, cwd=tmp_path)
-    assert sorted(said) == sorted(
-        [
-            "6 orders are appended",
-            *[f"{consumer}: order {order}" for consumer in ("billing", "report") for order in range(1, 7)],
-            "the cursor of billing is at 6",
-            *["report: order 5", "report: order 6", *["the cursor of report is at 6"] * 2],
-            "order 7 has index 7, and 5 orders are dropped",
-            *["billing: order 6, after 5 that it has missed", "billing: order 7", "the cursor of billing is at 7"],
-        ]
-    )
+        assert_prints(expected, "topic_log.py", url + PATIENT, cwd=tmp_path)
 
 
 def test_delay_box(tmp_path: Path, kafka: str) -> None:
     with serving(redis_servers()[0]) as url:
-        said = output_of("delay_box.py", kafka, url, cwd=tmp_path)
+        said = output_of("delay_box.py", kafka, url + PATIENT, cwd=tmp_path)
     assert said[0] == "the shop has asked 5 times"
     told = [re.fullmatch(r"shop is told: (.*) \((\d+\.\d) s later\)", line) for line in said]
     waited = {line[1]: float(line[2]) for line in told if line}
@@ -164,8 +193,10 @@ def test_publish_at_noon(tmp_path: Path, kafka: str) -> None:
 
 @pytest.mark.parametrize("found", [None, *redis_servers()], ids=lambda found: found.name if found else "sqlite")
 def test_outbox(tmp_path: Path, found: Found | None) -> None:
+    example = with_longer_periods("outbox.py", {"delay=timedelta(seconds=2)": "delay=timedelta(seconds=10)"}, tmp_path)
     with nullcontext("sqlite:///delay.db") if found is None else serving(found) as url:
-        said = output_of("outbox.py", "sqlite+aiosqlite:///shop.db", url, cwd=tmp_path)
+        patient = url if found is None else url + PATIENT
+        said = output_of(example, "sqlite+aiosqlite:///shop.db", patient, cwd=tmp_path)
     assert said == [
         "order 1 is placed",
         "order 2 is placed",

@@ -24,7 +24,7 @@ from aiodelay.service.health import PROBE
 from aiodelay.testing.servers import redis_programs
 from tests.support.api import problem_of
 from tests.support.cli import Cli
-from tests.support.command import DEADLINE_S, aiodelay
+from tests.support.command import DEADLINE_S, STOOD_STILL, aiodelay
 from tests.support.servers import RedisServer, start
 from tests.support.service import Service, until, until_ready
 from tests.support.waiting import until_sync
@@ -47,7 +47,10 @@ def redis() -> Iterator[RedisServer]:
 
 
 def post(client: httpx.Client, **message: object) -> str:
-    answer = client.post("/v1/messages", json=message)
+    return id_in(client.post("/v1/messages", json=message))
+
+
+def id_in(answer: httpx.Response) -> str:
     assert answer.is_success, answer.text
     name: str = answer.json()["id"]
     return name
@@ -168,9 +171,12 @@ def test_a_signal_under_load_loses_nothing(tmp_path: Path) -> None:
         with service.client() as own:
             while True:
                 try:
-                    acknowledged.append(post(own, to="stdout:x", payload="x", delay="50ms"))
+                    answer = own.post("/v1/messages", json={"to": "stdout:x", "payload": "x", "delay": "50ms"})
                 except httpx.HTTPError:
                     return
+                if answer.status_code in (503, 504):  # the end has cut it off
+                    return
+                acknowledged.append(id_in(answer))
 
     with Service(tmp_path, OPEN + "rate = 0\n") as service, service.client() as client:
         until_ready(client)
@@ -183,7 +189,8 @@ def test_a_signal_under_load_loses_nothing(tmp_path: Path) -> None:
         assert service.exit_code() == 0
         for thread in threads:
             thread.join()
-        assert not [line for line in service.logged() if line["level"] in ("warning", "error")]
+        complaints = [line["message"] for line in service.logged() if line["level"] in ("warning", "error")]
+        assert [each for each in complaints if not STOOD_STILL.search(each)] == []
         delivered = [json.loads(line)["id"] for line in service.out.seen]
     assert len(set(delivered)) == len(delivered)
     assert set(acknowledged) <= {*delivered, *asyncio.run(pending(tmp_path / "aiodelay.db"))}
@@ -195,8 +202,12 @@ async def pending(path: Path) -> list[str]:
 
 
 def test_requests_that_the_end_cuts_off_are_told_so(tmp_path: Path, redis: RedisServer) -> None:
-    text = f'store = "{redis.url}?timeout_ms=20000"\n{OPEN}[limits]\ndrain = "1s"\n'
-    requests = [("POST", "/v1/messages", {"to": "stdout:x", "payload": "x", "delay": "1h"}), ("GET", "/v1/dead", None)]
+    text = f'store = "{redis.url}?timeout_ms=100000"\n{OPEN}[limits]\ndrain = "1s"\n'
+    large = "x" * 20_000  # the commands of the service itself are smaller
+    requests = [
+        ("POST", "/v1/messages", {"to": "stdout:x", "payload": large, "delay": "1h"}),
+        ("GET", "/v1/dead", None),
+    ]
     periods = {"aiodelay.service.connections.REQUESTS_END_S": 1, "aiodelay.engine.subscriptions.CANCEL_S": 2}
     with (
         Service(tmp_path, text, periods=periods) as service,
@@ -204,12 +215,18 @@ def test_requests_that_the_end_cuts_off_are_told_so(tmp_path: Path, redis: Redis
         ThreadPoolExecutor() as threads,
     ):
         until_ready(client)
+        port = client.base_url.port
+        assert port is not None
         os.kill(redis.pid, signal.SIGSTOP)
         try:
             asking = []
             for method, path, body in requests:
-                more = unread(redis.port) + 1
-                asking.append(threads.submit(client.request, method, path, json=body))
+                sent = threading.Event()
+                more = unread(redis.port) + (len(large) if body else 1)
+                trace = partial(note_sent, sent)
+                asking.append(threads.submit(client.request, method, path, json=body, extensions={"trace": trace}))
+                assert sent.wait(DEADLINE_S)
+                until_sync(lambda: not unread(port), f"the service has read {method} {path}")
                 until_sync(partial(waits, redis.port, more), f"{method} {path} waits for Redis")
             service.send(signal.SIGTERM)
             post, get = (answer.result(DEADLINE_S) for answer in asking)
@@ -223,12 +240,17 @@ def test_requests_that_the_end_cuts_off_are_told_so(tmp_path: Path, redis: Redis
         assert not [line for line in service.logged() if "exception" in line]
 
 
+def note_sent(sent: threading.Event, event: str, _: object) -> None:
+    if event == "http11.send_request_body.complete":
+        sent.set()
+
+
 def waits(port: int, size: int) -> bool:
     return unread(port) >= size
 
 
 def unread(port: int) -> int:
-    """Return the number of bytes that wait for a server that holds still."""
+    """Return the number of bytes that a server at a port has not read yet."""
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(int(row[4].partition(":")[2], 16) for row in rows if row[1].endswith(f":{port:04X}") and row[3] == "01")
 
@@ -252,8 +274,7 @@ def test_a_backlog_is_an_alarm_and_no_reason_not_to_be_ready(tmp_path: Path) -> 
     periods = {"aiodelay.engine.housekeeping.STEP_S": 0.5}
     with Service(tmp_path, '[limits]\noverdue = "100ms"\n', periods=periods) as service, service.client() as client:
         service.err.wait_for("the oldest overdue message of nobody has waited")
-        answer = until(client, lambda answer: answer.json()["stores"]["default"]["overdue_ms"] > 100)
-        assert (answer.status_code, answer.json()["reasons"]) == (200, [])
+        until(client, lambda answer: answer.is_success and answer.json()["stores"]["default"]["overdue_ms"] > 100)
 
 
 async def leave_overdue(path: Path) -> None:
@@ -262,14 +283,14 @@ async def leave_overdue(path: Path) -> None:
 
 
 def test_not_ready_before_redis_is_full_and_while_nothing_can_be_written(tmp_path: Path, redis: RedisServer) -> None:
-    text = f'store = "{redis.url}"\n[limits]\nprobe_every = "0s"\nprobe_timeout = "5s"\n'
+    text = f'store = "{redis.url}"\n[limits]\nprobe_every = "0s"\nprobe_timeout = "30s"\n'
     with Service(tmp_path, text, periods=SOON) as service, service.client() as client:
         until_ready(client)
         assert client.get("/readyz").json()["stores"]["default"]["fill"] is None
         used = int(redis.command("INFO", "memory").partition(b"used_memory:")[2].split()[0])
         redis.command("CONFIG", "SET", "maxmemory", str(used))
-        answer = until(client, lambda answer: answer.status_code == 503)
-        assert "% of its memory is used, more than 90%" in answer.json()["reasons"][0]
+        answer = until(client, lambda answer: "% of its memory is used, more than 90%" in answer.text)
+        assert answer.status_code == 503
         assert answer.json()["stores"]["default"]["fill"] > 0.9
         redis.command("CONFIG", "SET", "maxmemory", "0")
         until_ready(client)
@@ -281,7 +302,7 @@ def test_not_ready_before_redis_is_full_and_while_nothing_can_be_written(tmp_pat
 
 
 def test_a_probe_leaves_nothing_and_is_rare(tmp_path: Path) -> None:
-    text = 'store = "sqlite:///d.db?journal=100"\n'
+    text = 'store = "sqlite:///d.db?journal=100"\n[limits]\nprobe_every = "1h"\nprobe_timeout = "1m"\n'
     with Service(tmp_path, text, periods=SOON) as service, service.client() as client:
         until_ready(client)
         ends = time.monotonic() + 0.5  # five times as long as an answer stands
@@ -308,6 +329,13 @@ def token(name: str, secret: str) -> str:
     return f'[[api.tokens]]\nname = "{name}"\nhash = "{hash_token(secret)}"\nscopes = {scopes}\n'
 
 
+def replace_settings(folder: Path, text: str) -> None:
+    """Replace the file in one step: the service may read it at any time."""
+    (folder / "new.toml").write_text(text)
+    (folder / "new.toml").chmod(0o600)
+    (folder / "new.toml").replace(folder / "aiodelay.toml")
+
+
 def test_tokens_are_exchanged_while_it_runs(tmp_path: Path) -> None:
     other = TOKEN[::-1]
     periods = {"aiodelay.service.token_file.LOOK_S": 0.1}
@@ -318,16 +346,16 @@ def test_tokens_are_exchanged_while_it_runs(tmp_path: Path) -> None:
     ):
         until_ready(old)
         assert (old.get("/v1/counts").status_code, new.get("/v1/counts").status_code) == (200, 401)
-        (tmp_path / "aiodelay.toml").write_text("[api]\ntokens = 7\n")
+        replace_settings(tmp_path, "[api]\ntokens = 7\n")
         service.err.wait_for("the valid tokens stay as they are")
         assert old.get("/v1/counts").status_code == 200
-        (tmp_path / "aiodelay.toml").write_text(token("new", other))
+        replace_settings(tmp_path, token("new", other))
         service.err.wait_for("tokens that are valid now: new")
         assert (old.get("/v1/counts").status_code, new.get("/v1/counts").status_code) == (401, 200)
         (tmp_path / "aiodelay.toml").unlink()
         service.err.wait_for("does not exist any more; the valid tokens stay as they are")
         assert (old.get("/v1/counts").status_code, new.get("/v1/counts").status_code) == (401, 200)
-        (tmp_path / "aiodelay.toml").write_text("")
+        replace_settings(tmp_path, "")
         service.err.wait_for("tokens that are valid now: none")
         del new.headers["Authorization"]
         assert (old.get("/v1/counts").status_code, new.get("/v1/counts").status_code) == (401, 401), "it opens nothing"

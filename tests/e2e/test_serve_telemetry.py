@@ -19,6 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from aiodelay.errors import ConfigurationError
 from aiodelay.telemetry.emitting import emitting
+from tests.support.command import DEADLINE_S
 from tests.support.service import Service, until_ready
 from tests.support.waiting import until_sync
 
@@ -53,6 +54,10 @@ def port_for_prometheus(service: Service) -> str | None:
     return found and found[0]
 
 
+def text_at(url: str) -> str:
+    return httpx.get(url, timeout=DEADLINE_S, trust_env=False).text
+
+
 def test_prometheus_reads_at_a_port_of_its_own(tmp_path: Path) -> None:
     with Service(tmp_path, FILE) as service, service.client() as client:
         until_ready(client)
@@ -61,7 +66,7 @@ def test_prometheus_reads_at_a_port_of_its_own(tmp_path: Path) -> None:
         schedule(client, "10ms")
 
         def lateness() -> str:
-            text = httpx.get(port, trust_env=False).text
+            text = text_at(port)
             return text if "aiodelay_delivery_lateness_seconds_count{" in text else ""
 
         text = until_sync(lateness, "its lateness is measured")
@@ -159,7 +164,7 @@ def test_the_service_is_ready_and_works_with_every_setting_of_telemetry(
             assert client.get("/readyz").status_code == 200
             port = port_for_prometheus(service)
             assert (port is not None) is (combination.has_port and bool(combination.sends))
-            assert port is None or "aiodelay_cancellations_total" in httpx.get(port, trust_env=False).text
+            assert port is None or "aiodelay_cancellations_total" in text_at(port)
             service.send(signal.SIGTERM)
             assert service.exit_code() == 0
     assert {path for path, _ in taken} == combination.sends

@@ -33,6 +33,7 @@ def test_every_block_names_its_file() -> None:
     assert len(BLOCKS) == PAGE.count("```python\n")
 
 
+@pytest.mark.timeout(900)  # two dozen processes, one after the other
 def test_the_programs_run_in_order_also_a_second_time(tmp_path: Path) -> None:
     for block in BLOCKS:
         (tmp_path / block["name"]).write_text(block["code"])
@@ -59,10 +60,12 @@ def test_two_processes_share_the_messages_on_redis(tmp_path: Path, redis_url: st
     shop = {"SHOP_STORE": redis_url}
     with aiodelay("run", "shop:scheduler", cwd=tmp_path, environment=shop) as worker:
         worker.err.wait_for("shop:scheduler is dispatching")
+        worker.send(signal.SIGSTOP)  # else it takes order 103 if `place_orders.py` stands still before it cancels it
         with Program("place_orders.py", cwd=tmp_path, environment=shop) as orders:
             assert orders.exit_code() == 0, orders.err.seen
             shown = next(block["shown"] for block in BLOCKS if block["name"] == "place_orders.py")
             assert orders.out.seen == shown.splitlines()
+        worker.send(signal.SIGCONT)
         checked = sorted(worker.out.wait_for("is order") for _ in range(2))
         assert checked == [f"is order {order} paid? (attempt 2)" for order in (101, 102)]
         worker.send(signal.SIGTERM)

@@ -26,6 +26,7 @@ from aiodelay.memory import MemoryStore
 from aiodelay.sqlite import SqliteStore
 from aiodelay.testing.clock import VirtualClock, VirtualLoop
 from tests.support.disks import IN_MEMORY
+from tests.support.waiting import PATIENCE_S
 
 Strike: TypeAlias = Literal["waiting", "answered"]
 STRIKES: tuple[Strike, ...] = ("waiting", "answered")
@@ -198,7 +199,7 @@ class Sweep:
     async def _threads_end(self) -> None:
         ours = [thread for thread in threading.enumerate() if thread.name.startswith("aiodelay")]
         for thread in ours:
-            thread.join(5)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive(), f"{thread.name} goes on"
 
 

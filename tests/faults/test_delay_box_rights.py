@@ -59,8 +59,8 @@ class Place:
     async def revoke(self, right: str) -> None:
         await asyncio.to_thread(revoke, self._admin, self._binding(right))
 
-    def box(self) -> DelayBox:
-        options = "security=SASL_PLAINTEXT&timeout_ms=3000"
+    def box(self, timeout_ms: int = 30_000) -> DelayBox:
+        options = f"security=SASL_PLAINTEXT&timeout_ms={timeout_ms}"
         source = f"kafka://owner:owner@{self.broker.login}/{self.intake}?{options}"
         return DelayBox("memory://", source, allow=[self.target])
 
@@ -109,7 +109,7 @@ async def test_each_right_of_a_box_is_needed_and_costs_nothing_but_time(
         async def run() -> None:
             while True:
                 try:
-                    await place.box().run()
+                    await place.box(timeout_ms=3_000).run()
                 except AiodelayError as error:
                     logging.getLogger("aiodelay").warning("the box ended: %s", error)
 

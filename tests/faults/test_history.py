@@ -23,6 +23,7 @@ from tests.support.waiting import until
 
 PROGRAM = """
 import asyncio, os, signal, sys
+from msgspec.structs import replace
 from aiodelay import Scheduler
 from aiodelay.backends.kafka.client import Outgoing, Transactions
 from aiodelay.backends.kafka.pending import precedence
@@ -30,6 +31,7 @@ from aiodelay.testing.history import History, record
 
 store, path, name = sys.argv[1:]
 scheduler = Scheduler(store)
+scheduler._options = replace(scheduler._options, lease_ms=60_000)  # no lease lapses before the heir works
 
 @scheduler.handler(name="work")
 async def work(payload: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -224,15 +225,22 @@ async def test_f15_a_step_of_a_brokers_clock_changes_no_due_time_and_the_latest_
 
 @contextmanager
 def warned(caplog: pytest.LogCaptureFixture, url: str, side: str) -> Iterator[None]:
-    """Check that the log gets one warning: the broker's clock is an hour on this side; with "", it gets none."""
+    """Check that the log gets one warning: the broker's clock is an hour on this side; with "", it gets none.
+
+    The warning names less than an hour by the time that a request took, which may be long on a busy machine.
+    """
     caplog.clear()
+    began_s = time.monotonic()
     yield
+    took_ms = (time.monotonic() - began_s) * 1_000
     told = [each.message for each in caplog.records if "'s clock is" in each.message]
     if not side:
         assert told == []
         return
     (text,) = told
-    assert re.fullmatch(rf"{re.escape(url)}: the broker's clock is 3(599|600)\d{{3}} ms {side} the local clock", text)
+    found = re.fullmatch(rf"{re.escape(url)}: the broker's clock is (\d+) ms {side} the local clock", text)
+    assert found is not None, text
+    assert HOUR_S * 1_000 - took_ms - 10 <= int(found[1]) <= HOUR_S * 1_000 + 10, text
 
 
 @pytest.mark.parametrize(("wrong_s", "side"), [(HOUR_S, "behind"), (-HOUR_S, "ahead of"), (0, "")])

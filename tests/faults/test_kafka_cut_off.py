@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
 from aiodelay import Alarm, Scheduler, StoreUnavailableError
 from aiodelay.backends.kafka.store.partition import Partition
 from aiodelay.engine import housekeeping
-from aiodelay.errors import StoreError
+from aiodelay.errors import OutcomeUnknownError, StoreBusyError, StoreError
 from tests.support.kafka import Broker, create_topic, ids_in, new_name, read
 from tests.support.waiting import until
 
@@ -26,11 +26,21 @@ class Stage:
 
     def __init__(self, broker: Broker) -> None:
         self.broker, self._topic, self._target = broker, new_name("schedules"), new_name()
-        self.url = f"kafka://{broker.bootstrap}/{self._topic}?create_topic=true&partitions=2&timeout_ms=3000"
+        self.url = f"kafka://{broker.bootstrap}/{self._topic}?create_topic=true&partitions=2"
 
     async def schedule(self, scheduler: Scheduler, *ids: str, delay: str = "1h") -> None:
         for each in ids:
             await scheduler.schedule(each.encode(), to=f"kafka:{self._target}", delay=delay, id=each)
+
+    async def surely_schedule(self, scheduler: Scheduler, *ids: str, delay: str = "1h") -> None:
+        """Schedule messages. Repeat it while the broker stands still for longer than the time limit."""
+        async with asyncio.timeout(120):
+            for each in ids:
+                while True:
+                    with suppress(StoreUnavailableError, StoreBusyError, OutcomeUnknownError):
+                        await self.schedule(scheduler, each, delay=delay)
+                        break
+                    await asyncio.sleep(0.05)
 
     async def delivered(self, least: int) -> set[bytes | None]:
         return {each.value for each in await read(self.broker.bootstrap, self._target, least)}
@@ -39,10 +49,11 @@ class Stage:
     async def owner(self, alarms: list[Alarm]) -> AsyncIterator[Scheduler]:
         """Yield an owner. The broker is down, and its disk has lost five of eight messages in the first partition."""
         await create_topic(self.broker.bootstrap, self._target)
-        async with Scheduler(self.url, store_timeout="3s", on_alarm=alarms.append) as scheduler:
-            await self.schedule(scheduler, *CUT[:3], WHOLE[0])
+        url = f"{self.url}&timeout_ms=3000"
+        async with Scheduler(url, store_timeout="3s", on_alarm=alarms.append) as scheduler:
+            await self.surely_schedule(scheduler, *CUT[:3], WHOLE[0])
             size = self.broker.log_bytes(self._topic, 0)
-            await self.schedule(scheduler, *CUT[3:])
+            await self.surely_schedule(scheduler, *CUT[3:])
             assert self.broker.log_bytes(self._topic, 0) > size
             self.broker.kill()
             self.broker.cut_log(self._topic, 0, size)
@@ -66,7 +77,7 @@ async def test_f31_a_partition_that_was_cut_off_ends_loudly_and_holds_up_no_othe
         assert "is deleted, or cut off: partition 0 ends at " in why
         with pytest.raises(StoreUnavailableError, match="cut off: partition 0 ends at"):
             await stage.schedule(scheduler, CUT[0])
-        await stage.schedule(scheduler, *WHOLE[1:], delay="1ms")
+        await stage.surely_schedule(scheduler, *WHOLE[1:], delay="1ms")
         assert await stage.delivered(2) == {each.encode() for each in WHOLE[1:]}
         await until(lambda: alarms, "the alarm")
     assert alarms == [Alarm("ended", "", 0, reason=why)]

@@ -312,7 +312,7 @@ async def test_f27_a_transaction_that_was_open_at_the_start_holds_up_its_partiti
             assert not held & first.keys()
             await other.abort_transaction()
             assert await values(kafka, target, len(puts)) == Counter(put.envelope.payload for put in puts)
-            assert work.status().why == ""
+            await until(lambda: work.status().why == "", "nothing holds the partition up any more")
             task.cancel()
             await asyncio.wait([task])
     finally:

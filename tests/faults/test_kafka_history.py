@@ -25,12 +25,16 @@ def url_of(bootstrap: str, schedules: str, history: str, options: str = "") -> s
     return f"kafka://{bootstrap}/{schedules}?create_topic=true&partitions=3&history={history}{options}"
 
 
-async def ended(store: Scheduler | KafkaStore, n: int, event: str = "delivered") -> list[JournalEntry]:
-    """Return all entries once so many tell of an event."""
+async def told(store: Scheduler | KafkaStore, **events: int) -> list[JournalEntry]:
+    """Return all entries once so many tell of each event.
+
+    A transaction ends in each partition by itself, so the entries of one partition may be seen before those of another.
+    """
     async with asyncio.timeout(120):
         while True:
             entries = list(await store.journal(limit=1000))
-            if sum(each.event == event for each in entries) >= n:
+            counted = Counter(each.event for each in entries)
+            if all(counted[event] >= n for event, n in events.items()):
                 return entries
             await asyncio.sleep(0.05)
 
@@ -42,7 +46,7 @@ async def test_it_is_read_by_message_and_in_pages_over_all_partitions(kafka: str
             await scheduler.schedule(b"", to=f"kafka:{target}", delay="10ms", id=f"m{i}")
         await scheduler.schedule(b"", to=f"kafka:{target}", delay="1h", id="off")
         assert await scheduler.cancel("off") is CancelOutcome.CANCELLED
-        entries = await ended(scheduler, 20)
+        entries = await told(scheduler, stored=21, delivered=20, cancelled=1)
         pages, after = list[JournalEntry](), 0
         while page := await scheduler.journal(after=after, limit=7):
             assert [each.number for each in page] == sorted({each.number for each in page})
@@ -66,7 +70,7 @@ async def test_s3_owners_that_take_over_from_each_other_tell_of_every_delivery_o
         second = await stack.enter_async_context(KafkaStore(url))
         await stack.enter_async_context(second.work("w", []))
         others = asyncio.create_task(deliver(second))
-        entries = await ended(second, n)
+        entries = await told(second, delivered=n)
         for task in (moving, others):
             task.cancel()
         await asyncio.wait([moving, others])
@@ -100,7 +104,7 @@ async def test_what_a_broken_one_is_not_told_it_is_told_later_and_delivery_goes_
             assert Counter([(await consumer.getone()).value for _ in range(5)]) == Counter(b"%d" % i for i in range(5))
         assert await scheduler.blocked() == []
         await create_topic(kafka, history)
-        entries = await ended(scheduler, 5)
+        entries = await told(scheduler, stored=5, delivered=5)
     assert Counter(each.event for each in entries) == {"stored": 5, "delivered": 5}
     texts = [each.message for each in caplog.records if each.name == "aiodelay.kafka" and history in each.message]
     assert any("takes no entries now" in text for text in texts)

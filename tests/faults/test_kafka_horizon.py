@@ -20,9 +20,11 @@ from aiodelay.backends.kafka.store.assignment import look_ahead
 from aiodelay.backends.kafka.store.partition.horizon import Horizon
 from aiodelay.core.ids import new_op
 from aiodelay.core.values import At, Cancel, Conflict, Fire, Late, Query, Refused, Reschedule, State, Stored
+from aiodelay.ports.clock import SystemClock
 from tests.support.kafka import create_topic, new_name, read
 from tests.support.waiting import until
 
+from .test_kafka_index import StandingClock
 from .test_kafka_store import ALL, PlainClient, moved, now_ms, put, transfer
 
 pytestmark = pytest.mark.asyncio
@@ -36,9 +38,11 @@ def _it_looks_ahead_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def opened(kafka: str, schedules: str, options: str = "horizon=2s") -> AsyncIterator[KafkaStore]:
+async def opened(
+    kafka: str, schedules: str, options: str = "horizon=2s", clock: SystemClock | None = None
+) -> AsyncIterator[KafkaStore]:
     url = f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1&{options}"
-    async with KafkaStore(url) as store, store.work("w", ["kafka"]):
+    async with KafkaStore(url, clock=clock) as store, store.work("w", ["kafka"]):
         yield store
 
 
@@ -48,27 +52,23 @@ def index_of(store: KafkaStore) -> PendingIndex:
 
 
 async def test_what_is_far_comes_near_and_is_delivered_in_time_live_and_after_a_restart(kafka: str) -> None:
-    schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
-    began_ms = now_ms()
-    async with opened(kafka, schedules):
-        pass
-    due = now_ms() + 10_000 + 3 * (now_ms() - began_ms)  # the slower the machine, the longer it takes to open again
-    async with opened(kafka, schedules) as store:
+    schedules, target, clock = new_name("schedules"), await create_topic(kafka, new_name()), StandingClock()
+    due = clock.at_ms + 10_000
+    async with opened(kafka, schedules, clock=clock) as store:
         await store.apply([put(i, target, due) for i in range(300)])
         assert (len(index_of(store).state.far), index_of(store).table.entries) == (300, {})
-    async with opened(kafka, schedules) as store:
+    async with opened(kafka, schedules, clock=clock) as store:
         assert (len(index_of(store).state.far), index_of(store).table.entries) == (300, {})
         assert index_of(store).state.standings == {}
-        while now_ms() < due - 1500:
+        for before_ms in (2_500, 1_500, 1):
+            clock.at_ms = due - before_ms
             assert await transfer(store, ALL) == 0
-            await asyncio.sleep(0.1)
-        async with asyncio.timeout(60):
-            while len(index_of(store).table.entries) < 300:  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.01)
+            if before_ms == 1_500:
+                await until(lambda: len(index_of(store).table.entries) == 300, "all have come near")
+        clock.at_ms = due
         await moved(store, 300)
         assert await store.counts() == {}
-    assert sorted(int(record.value) for record in await read(kafka, target)) == list(range(300))
-    assert min(record.timestamp for record in await read(kafka, target)) >= due
+    assert sorted(int(record.value) for record in await read(kafka, target, 300)) == list(range(300))
 
 
 async def test_what_is_far_is_replaced_cancelled_moved_and_fired_as_what_is_near(kafka: str) -> None:

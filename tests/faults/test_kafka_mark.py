@@ -21,6 +21,7 @@ from aiodelay.backends.kafka.watermark import Watermark
 from aiodelay.core.ids import new_op
 from aiodelay.core.values import Cancel, Query
 from tests.support.kafka import create_topic, new_name, read
+from tests.support.waiting import until
 
 from .test_kafka_store import ALL, joined, moved, now_ms, opened, put, transfer
 
@@ -70,7 +71,8 @@ class SlowReader:
             is_held = reader not in known and not self.may_go_on.is_set()
             if is_held and any(each.index.table.entries for each in partitions.values()):
                 consumer.pause(*consumer.assignment())
-                await asyncio.sleep(1)  # what it has asked for already comes, and is nothing
+                fetcher = consumer._fetcher
+                await until(lambda: not fetcher._in_flight, "what it has asked for already has come, and is nothing")
                 self.holds.set()
                 await self.may_go_on.wait()
                 consumer.resume(*consumer.assignment())
@@ -99,7 +101,7 @@ async def not_yet_ready(kafka: str, schedules: str, slow: SlowReader) -> AsyncIt
     """An owner that has begun to read, and does not go on."""
     async with KafkaStore(f"kafka://{kafka}/{schedules}?members=1") as store:
         store.assignment.own("test")
-        await asyncio.wait_for(slow.holds.wait(), 20)
+        await asyncio.wait_for(slow.holds.wait(), 60)
         yield store
 
 

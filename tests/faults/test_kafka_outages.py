@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from itertools import count
+from typing import TypeVar
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -17,9 +19,10 @@ from msgspec.structs import replace
 from aiodelay import OutcomeUnknownError, Scheduler, StoreBusyError, StoreUnavailableError
 from aiodelay.backends.kafka.store.partition import stall_watch
 from aiodelay.core.ids import new_op
-from aiodelay.core.values import After, Envelope, Put, Query, Unknown
+from aiodelay.core.values import After, Envelope, Put, Query, Stored, Unknown
 from aiodelay.kafka import KafkaStore
 from tests.support.kafka import Broker, create_topic, ids_in, new_name
+from tests.support.server_clock import SteppedClock
 from tests.support.slow_stores import opened_patiently, stored_patiently
 from tests.support.waiting import until
 
@@ -27,6 +30,9 @@ pytestmark = pytest.mark.asyncio
 
 BEFORE, AFTER = 20, 100
 """How many messages are stored before an outage, and after it."""
+STILL_OPEN_MS = 15_000
+"""A transaction that the broker ends after this time is surely open while a command waits for 3 s."""
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -73,6 +79,15 @@ async def schedule_all(scheduler: Scheduler, target: str, stored: set[bytes], in
             in_doubt.remove(payload)
             stored.add(payload)
         await asyncio.sleep(0.005)  # a steady load
+
+
+async def surely(command: Callable[[], Awaitable[T]]) -> T:
+    """Give a command that harms nothing when it is repeated, until the store has answered."""
+    async with asyncio.timeout(120):
+        while True:
+            with suppress(StoreUnavailableError, StoreBusyError, OutcomeUnknownError):
+                return await command()
+            await asyncio.sleep(0.05)
 
 
 async def more_are_stored(stored: set[bytes], n: int) -> None:
@@ -122,7 +137,9 @@ async def test_f22_closing_ends_in_time_while_the_broker_is_away(broker: Broker)
     try:
         async with opened(broker, topic) as scheduler:
             for i in range(10):
-                await scheduler.schedule(b"%d" % i, to=f"kafka:{target}", delay="500ms")
+                await surely(partial(scheduler.schedule, b"%d" % i, to=f"kafka:{target}", delay="1h", id=f"m{i}"))
+            for i in range(10):
+                await surely(partial(scheduler.fire, f"m{i}"))
             broker.kill()
             with pytest.raises((StoreUnavailableError, OutcomeUnknownError)):
                 await scheduler.schedule(b"lost", to=f"kafka:{target}", delay="1ms")
@@ -174,7 +191,7 @@ async def test_f22_a_scheduler_that_starts_while_the_broker_is_away_delivers_onc
         await asyncio.to_thread(bring_back)
     await opening
     assert await arrived(broker.bootstrap, target, [b"x"]) == Counter([b"x"])
-    assert scheduler.status().phase == "ready"
+    await until(lambda: scheduler.status().phase == "ready", "it has no doubts")
     await scheduler.__aexit__(None, None, None)
     assert asyncio.all_tasks() <= before
 
@@ -222,13 +239,13 @@ async def test_f27_a_strangers_open_transaction_delays_and_harms_nothing(
     monkeypatch.setattr(stall_watch, "OPEN_S", 1.0)
     target, topic = await create_topic(broker.bootstrap, new_name()), new_name("schedules")
     async with opened(broker, topic, timeout_ms=1000) as scheduler:
-        await scheduler.schedule(b"before", to=f"kafka:{target}", delay="1h", id="before")
-        async with left_open(broker.bootstrap, topic, 6000):
+        await surely(partial(scheduler.schedule, b"before", to=f"kafka:{target}", delay="1h", id="before"))
+        async with left_open(broker.bootstrap, topic, STILL_OPEN_MS):
             with pytest.raises((StoreUnavailableError, OutcomeUnknownError)):
                 await scheduler.schedule(b"meanwhile", to=f"kafka:{target}", delay="1ms", id="meanwhile")
-        async with asyncio.timeout(60):
-            await scheduler_takes(scheduler, target)
-        await scheduler.fire("before")
+        await surely(partial(scheduler.schedule, b"after", to=f"kafka:{target}", delay="1h", id="after"))
+        for each in ("before", "after"):
+            await surely(partial(scheduler.fire, each))
         found = await arrived(broker.bootstrap, target, [b"before", b"after"])
     assert set(found) - {b"meanwhile"} == {b"before", b"after"}
     assert max(found.values()) == 1
@@ -240,36 +257,46 @@ async def test_f27_a_partition_in_which_nothing_can_be_read_holds_up_no_other(
 ) -> None:
     monkeypatch.setattr(stall_watch, "OPEN_S", 0.5)
     topic = new_name("schedules")
-    url = f"kafka://{broker.bootstrap}/{topic}?create_topic=true&partitions=2&timeout_ms=2000"
-    scheduler, ran = Scheduler(url, store_timeout="3s"), Counter[str]()
+    url, clock = f"kafka://{broker.bootstrap}/{topic}?create_topic=true&partitions=2", SteppedClock()
+    scheduler, ran = Scheduler(f"{url}&timeout_ms=2000", store_timeout="3s", clock=clock), Counter[str]()
+    patient = Scheduler(f"{url}&timeout_ms=60000", store_timeout="60s", clock=clock, dispatch=False)
 
     @scheduler.handler(name="orders")
     async def handle(payload: bytes) -> None:
         ran[payload.decode()] += 1
 
-    async def put(message_id: str, delay: str) -> object:
-        return await scheduler.schedule(message_id.encode(), to="handler:orders", delay=delay, id=message_id)
+    async def put(by: Scheduler, message_id: str, delay: str) -> object:
+        return await by.schedule(message_id.encode(), to="handler:orders", delay=delay, id=message_id)
+
+    async def has_read(n: int) -> bool:
+        with suppress(StoreUnavailableError):
+            return sum(each.scheduled for each in (await scheduler.counts()).values()) == n
+        return False
 
     soon, again = ([ids_in(number, 2, 40, f"{what}-") for number in (0, 1)] for what in ("soon", "again"))
-    async with scheduler:
-        await asyncio.gather(*(put(each, "6s") for each in soon[0] + soon[1]))
-        async with left_open(broker.bootstrap, topic, 60_000, [0]) as stranger, asyncio.timeout(60):
-            while not any("a transaction is open at offset" in each for each in caplog.messages):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            refused = await asyncio.gather(*(put(each, "1ms") for each in again[0]), return_exceptions=True)
+    async with patient, scheduler:
+        await asyncio.gather(*(put(patient, each, "1h") for each in soon[0] + soon[1]))
+        await until(lambda: has_read(80), "the owner has read all messages")
+        caplog.clear()
+        async with left_open(broker.bootstrap, topic, 300_000, [0]) as stranger:
+            await until(
+                lambda: any("a transaction is open at offset" in each for each in caplog.messages), "it is told"
+            )
+            clock.offset_ns += 3_600 * 10**9
+            refused = await asyncio.gather(*(put(scheduler, each, "1ms") for each in again[0]), return_exceptions=True)
             assert {type(each) for each in refused} == {StoreUnavailableError}
-            await asyncio.gather(*(put(each, "1ms") for each in again[1]))
-            while not ran.keys() >= {*soon[1], *again[1]}:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+            await asyncio.gather(*(put(patient, each, "1ms") for each in again[1]))
+            await until(lambda: ran.keys() >= {*soon[1], *again[1]}, "the other partition's messages have run")
             assert not ran.keys() & {*soon[0]}, "what could not be settled is not begun"
             await stranger.abort_transaction()
-        async with asyncio.timeout(90):
-            while not ran.keys() >= {*soon[0]}:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        await until(lambda: ran.keys() >= {*soon[0]}, "the partition's messages have run", 90)
     assert ran == Counter(soon[0] + soon[1] + again[1])
 
 
-async def test_f27_a_command_ends_in_time_although_what_it_wrote_cannot_be_read_back(broker: Broker) -> None:
+async def test_f27_a_command_ends_in_time_although_what_it_wrote_cannot_be_read_back(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stall_watch, "OPEN_S", 1000.0)  # it writes, although the transaction has been open for long
     topic = new_name("schedules")
     url = f"kafka://{broker.bootstrap}/{topic}?create_topic=true&partitions=2"
     async with KafkaStore(url):  # which makes the topic, and waits for it longer
@@ -277,16 +304,14 @@ async def test_f27_a_command_ends_in_time_although_what_it_wrote_cannot_be_read_
     put = Put(new_op(), Envelope("m", "kafka", "t"), After(3_600_000))
     async with opened_patiently(lambda: KafkaStore(f"{url}&timeout_ms=1000")) as store, store.work("w", []):
         await stored_patiently(store, [replace(put, op=new_op())])  # the store has read the partition
-        async with left_open(broker.bootstrap, topic, 6000):
-            assert isinstance((await store.apply([put]))[0], Unknown), "when it ends, this is `Stored`"
+        async with left_open(broker.bootstrap, topic, 300_000) as stranger:
+
+            async def is_in_doubt() -> bool:
+                (outcome,) = await store.apply([put])
+                assert not isinstance(outcome, Stored)
+                return isinstance(outcome, Unknown)
+
+            await until(is_in_doubt, "it is written")  # a broker that stands still takes nothing
+            await stranger.abort_transaction()
         await stored_patiently(store, [put])
-        assert [each.record.id for each in await store.search(Query())] == ["m"]
-
-
-async def scheduler_takes(scheduler: Scheduler, target: str) -> None:
-    while True:
-        try:
-            await scheduler.schedule(b"after", to=f"kafka:{target}", delay="1ms", id="after")
-        except (StoreUnavailableError, OutcomeUnknownError, StoreBusyError):
-            continue
-        return
+        assert [each.record.id for each in await surely(lambda: store.search(Query()))] == ["m"]

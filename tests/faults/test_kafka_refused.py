@@ -154,7 +154,8 @@ async def test_l5_without_the_right_to_read_how_much_a_topic_takes_its_refusal_t
             assert await rights.arrived(20) == Counter(b"%d" % i for i in range(20))
             await until(lambda: has_ended(owner), "all has ended")
             assert (await owner.counts())["kafka"].dead == 20
-    assert "the session ends" not in caplog.text
+    ends = told(caplog, "the session ends")  # it may, if the broker stands still
+    assert not [text for text in ends if MessageSizeTooLargeError.__name__ in text], ends
 
 
 async def has_ended(owner: Scheduler) -> bool:

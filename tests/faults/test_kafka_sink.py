@@ -172,15 +172,15 @@ async def test_a_topic_that_is_missing_holds_up_nobody_and_may_come(kafka: str) 
 
 async def test_f22_without_a_broker_opening_fails_at_once() -> None:
     with pytest.raises(SinkUnavailableError, match=r"sink kafka is unavailable: .*127\.0\.0\.1"):
-        async with asyncio.timeout(5), opened("127.0.0.1:1"):
+        async with asyncio.timeout(20), opened("127.0.0.1:1"):
             pass
 
 
 async def test_k6_a_broker_that_does_not_answer_ends_a_send_and_closing_in_time(own_broker: Broker) -> None:
     topic = await create_topic(own_broker.bootstrap, new_name())
     try:
-        async with asyncio.timeout(60), opened(own_broker.bootstrap, timeout_ms=5000) as sink:
-            assert all_sent(await sink.send([delivery(topic, b"before")]))
+        async with asyncio.timeout(120), opened(own_broker.bootstrap, timeout_ms=5000) as sink:
+            assert all_sent(await sent_at_last(sink, [delivery(topic, b"before")]))
             own_broker.freeze()
             with pytest.raises(SinkUnavailableError, match="no answer in time"):
                 await sink.send([delivery(topic, b"lost")])
@@ -210,14 +210,14 @@ async def test_k21_closing_while_a_batch_waits_to_be_sent_again_ends_its_sending
     own_broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = await create_topic(own_broker.bootstrap, new_name())
-    producer = Producer(Cluster("killed", {"bootstrap_servers": [own_broker.bootstrap]}, 10_000))
+    producer = Producer(Cluster("killed", {"bootstrap_servers": [own_broker.bootstrap]}, 90_000))
     await producer.start()
     assert [each.error for each in await producer.write([Outgoing(topic, None, b"before", [])])] == [None]
     waiting = producer._client._message_accumulator._batches
     own_broker.kill()
     try:
         writing = asyncio.create_task(producer.write([Outgoing(topic, None, b"lost", [])]))
-        async with asyncio.timeout(9):
+        async with asyncio.timeout(60):  # less than the time for which a batch is sent again
             while not any(batch.retry_count for batches in waiting.values() for batch in batches):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         await producer.close()
@@ -252,7 +252,7 @@ async def test_k27_a_producer_asks_for_the_topics_that_it_was_given_and_no_other
 async def test_f21_after_a_broker_was_killed_the_same_sink_goes_on(own_broker: Broker) -> None:
     topic = await create_topic(own_broker.bootstrap, new_name())
     async with opened(own_broker.bootstrap, timeout_ms=5000) as sink:
-        assert all_sent(await sink.send([delivery(topic, b"before")]))
+        assert all_sent(await sent_at_last(sink, [delivery(topic, b"before")]))
         own_broker.kill()
         with pytest.raises(SinkUnavailableError):
             await sink.send([delivery(topic, b"while it was away")])

@@ -121,6 +121,7 @@ async def test_f3_a_member_that_the_group_may_have_forgotten_begins_no_session(
     kafka: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group, "HEARTBEAT_MS", 60_000)  # so a session that waits for heartbeats does not begin here
+    monkeypatch.setattr(group, "SESSION_MS", 180_000)
     url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
     async with KafkaStore(url) as store, store.work("w", ["work"]) as work:
         await until(lambda: work.status().phase == "ready", "it owns the partition")
@@ -134,8 +135,7 @@ async def test_f3_a_member_that_the_group_may_have_forgotten_begins_no_session(
         waiting.cancel()
 
 
-async def test_heartbeats_are_noted_as_of_when_they_were_sent(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "SESSION_MS", 6_000)  # the least that a broker takes
+async def test_heartbeats_are_noted_as_of_when_they_were_sent(kafka: str) -> None:
     url = f"kafka://{kafka}/{new_name('schedules')}?create_topic=true&partitions=1"
     async with KafkaStore(url) as store, store.work("w", ["work"]) as work:
         await until(lambda: work.status().phase == "ready", "it owns the partition")

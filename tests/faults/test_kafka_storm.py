@@ -28,8 +28,8 @@ from tests.support.producing import instant
 from tests.support.topics import CLEANED, shared_out
 from tests.support.waiting import until
 
-TAKEOVER_MS = 15_000 + 10_000
-"""From a process's end to the delivery of what is due of its partitions: as promised, and 10 s for a busy machine."""
+TAKEOVER_MS = 15_000 + 20_000
+"""From a process's end to the delivery of what is due of its partitions: as promised, and 20 s for a busy machine."""
 SOON_MS, FAR_MS = 6_000, 18_000
 SURE_MS = 13_000
 """A change that was acknowledged so long before the due time has been read by every owner that may still deliver."""
@@ -341,11 +341,19 @@ async def test_f3_one_that_stood_still_for_too_long_does_not_fight_for_what_it_h
     await until(were_taken_over, "the other member has taken over", 60)
     continued_ms = now_ms()
     group.members[0].continue_()
-    records = await read_until(kafka, target, expected, 40)
+    records = await read_until(kafka, target, expected, 90)
     assert max(Counter(record.value for record in records).values()) == 1
-    begun = Counter(partition for partition, at_ms in await barriers(kafka, schedules) if at_ms > continued_ms)
-    assert begun, "it has got none back"
-    assert max(begun.values()) == 1, "each partition changes hands once"
+
+    async def begun() -> Counter[int]:
+        return Counter(partition for partition, at_ms in await barriers(kafka, schedules) if at_ms > continued_ms)
+
+    back = await share_of(group.members[0], kafka, schedules, partitions=4)
+
+    async def is_served_again() -> bool:
+        return back <= (await begun()).keys()
+
+    await until(is_served_again, "it has got some back")
+    assert max((await begun()).values()) == 1, "each partition changes hands once"
     await asyncio.to_thread(group.end)
 
 
@@ -376,7 +384,7 @@ async def one_of_two_is_killed(kafka: str, crew: Crew, *, far: int) -> None:
     await read(kafka, target, 200)  # so many are delivered before
     killed_ms = now_ms()
     group.members[0].kill()
-    records = await read_until(kafka, target, {name * 20 for name in dues}, 30)
+    records = await read_until(kafka, target, {name * 20 for name in dues}, 90)
     delivered = [(dues[record.value.decode()[: len(record.value) // 20]], record.timestamp) for record in records]
     late_ms = max(at_ms - max(due_ms, killed_ms) for due_ms, at_ms in delivered)
     print(f"latest: {late_ms} ms after the kill, or its due time; {far} pending")

@@ -220,7 +220,7 @@ async def test_f31_a_topic_deleted_under_its_owner_ends_delivery_loudly_whoever_
         why = scheduler.status().why
         assert f"topic {topic} is deleted" in why
         await until(lambda: alarms, "the alarm")
-        async with Scheduler(url) as other:  # which finds it missing, and makes it
+        async with Scheduler(url_of(kafka, topic, options=shares)) as other:  # which finds it missing, and makes it
             assert await other.counts() == {}
             await other.schedule(b"new", to=f"kafka:{target}", delay="1ms")
             assert await values(kafka, target, 1) == Counter([b"new"])

@@ -7,7 +7,7 @@ import gc
 import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -28,17 +28,21 @@ from aiodelay.core.values import (
     Demand,
     Done,
     Envelope,
+    Fire,
     Put,
     Refused,
+    Settlement,
     Stored,
     Unknown,
 )
 from aiodelay.errors import StoreUnavailableError, UnsupportedByStoreError
 from aiodelay.kafka import KafkaStore
 from aiodelay.kafka.records import Read
+from aiodelay.ports import Work
 from tests.support.kafka import Broker, create_topic, ids_in, new_name
 from tests.support.proxy import proxied
-from tests.support.slow_stores import opened_patiently
+from tests.support.slow_stores import opened_patiently, stored_patiently
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio
 
@@ -51,18 +55,42 @@ def url_of(kafka: str, schedules: str, partitions: int = 1, timeout_ms: int = 20
     return f"kafka://{kafka}/{schedules}?create_topic=true&{options}"
 
 
-def opened(kafka: str, schedules: str, partitions: int = 1) -> AbstractAsyncContextManager[KafkaStore]:
-    return opened_patiently(lambda: KafkaStore(url_of(kafka, schedules, partitions)))
+def opened(
+    kafka: str, schedules: str, partitions: int = 1, timeout_ms: int = 2000
+) -> AbstractAsyncContextManager[KafkaStore]:
+    return opened_patiently(lambda: KafkaStore(url_of(kafka, schedules, partitions, timeout_ms)))
 
 
 def put(name: str, target: str, due: At | After = After(0), lane: str = "kafka") -> Put:  # noqa: B008 - immutable
     return Put(new_op(), Envelope(name, lane, target, payload=name.encode()), due)
 
 
+async def settled_patiently(work: Work, settlements: Sequence[Settlement]) -> None:
+    """Settle claims. Repeat it while the store cannot answer."""
+
+    async def is_settled() -> bool:
+        with suppress(StoreUnavailableError):
+            await work.settle(settlements)
+            return True
+        return False
+
+    await until(is_settled, "the claims are settled")
+
+
+async def fired_patiently(store: KafkaStore, message_id: str) -> None:
+    """Make a message due. Repeat the command while the store cannot answer."""
+
+    async def is_fired() -> bool:
+        return isinstance((await store.apply([fire]))[0], Stored)
+
+    fire = Fire(new_op(), message_id)
+    await until(is_fired, "the message is due")
+
+
 @asynccontextmanager
 async def foreign(kafka: str, schedules: str) -> AsyncIterator[None]:
     """A transaction that somebody leaves open in a schedules topic's first partition."""
-    options = {"transactional_id": new_name(), "transaction_timeout_ms": 60_000}
+    options = {"transactional_id": new_name(), "transaction_timeout_ms": 200_000}
     async with AIOKafkaProducer(bootstrap_servers=kafka, **options) as producer:
         await producer.begin_transaction()
         await producer.send_and_wait(schedules, None, key=b"other", partition=0)
@@ -74,12 +102,18 @@ async def test_f27_l5_a_partition_that_stalls_under_way_holds_up_no_other(kafka:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     (stalled,), (other,) = ids_in(0, 2), ids_in(1, 2)
     async with opened(kafka, schedules, 2) as store, store.work("w", []):
-        assert len(await store.apply([put(stalled, target), put(other, target, After(4000))])) == 2
-        async with foreign(kafka, schedules), asyncio.timeout(15):
+        await stored_patiently(store, [put(stalled, target), put(other, target, After(3_600_000))])
+        async with foreign(kafka, schedules):
             with store.transferring(store.sinks[0]) as moves:
-                await moves.transfer(ALL)  # which is written, and cannot be read
-                while not (await moves.transfer(ALL)).moved:  # noqa: ASYNC110 - nothing tells
-                    await asyncio.sleep(0.05)
+
+                async def is_moved() -> bool:
+                    with suppress(StoreUnavailableError):  # between two sessions
+                        return bool((await moves.transfer(ALL)).moved)
+                    return False
+
+                assert not await is_moved(), "what is written cannot be read"
+                await fired_patiently(store, other)
+                await until(is_moved, "the message of the other partition is moved")
             assert await store.get(other) is None
             assert await store.get(stalled) is not None
 
@@ -89,24 +123,24 @@ async def test_f27_l1_a_settlement_that_cannot_be_read_back_is_not_waited_for_lo
 ) -> None:
     schedules = new_name("schedules")
     async with opened(kafka, schedules) as store, store.work("w", ["h"]) as work:
-        await store.apply([put("m", "", lane="h")])
-        (claim,) = (await work.claim({"h": ALL}, request="1", lease_ms=15_000)).claims
+        await stored_patiently(store, [put("m", "", lane="h")])
+        (claim,) = (await work.claim({"h": ALL}, request="1", lease_ms=60_000)).claims
         done = Done(claim.record.id, claim.record.revision, claim.token)
         async with foreign(kafka, schedules):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 with pytest.raises(StoreUnavailableError, match="read back"):
                     await work.settle([done])
-        await work.settle([done])
+        await settled_patiently(work, [done])
         assert await store.get("m") is None
 
 
 async def test_f27_dead_letters_answer_in_time(kafka: str) -> None:
     schedules = new_name("schedules")
     async with opened(kafka, schedules) as store, store.work("w", ["h"]) as work:
-        await store.apply([put("bad", "", lane="h"), put("worse", "", lane="h")])
-        claims = (await work.claim({"h": ALL}, request="1", lease_ms=15_000)).claims
+        await stored_patiently(store, [put("bad", "", lane="h"), put("worse", "", lane="h")])
+        claims = (await work.claim({"h": ALL}, request="1", lease_ms=60_000)).claims
         ended = [Dead(each.record.id, each.record.revision, each.token, "rejected", 1) for each in claims]
-        await work.settle(ended)
+        await settled_patiently(work, ended)
         keys = [DeadKey(each.id, each.revision) for each in ended]
         async with foreign(kafka, schedules), asyncio.timeout(60):
             (outcome,) = await store.redrive(keys[:1])
@@ -133,10 +167,10 @@ async def test_commands_under_way_while_partitions_are_given_away_have_an_answer
 
 async def test_looking_waits_for_what_is_being_read(kafka: str) -> None:
     schedules = new_name("schedules")
-    async with opened(kafka, schedules) as store, store.work("w", []):
+    async with opened(kafka, schedules, timeout_ms=60_000) as store, store.work("w", []):
         (stored,) = await store.apply([put("m", "t", After(3_600_000))])
         assert isinstance(stored, Stored)
-    async with opened(kafka, schedules) as store:
+    async with opened(kafka, schedules, timeout_ms=60_000) as store:
         store.assignment.own("test")
         assert await store.get("m") is not None
 
@@ -157,11 +191,12 @@ async def test_f3_what_was_decided_before_a_process_stood_still_is_not_written_a
 ) -> None:
     schedules, target = new_name("schedules"), await create_topic(kafka, new_name())
     async with (
-        opened(kafka, schedules) as store,
+        opened(kafka, schedules, timeout_ms=60_000) as store,
         store.work("w", []),
         AIOKafkaProducer(bootstrap_servers=kafka) as plain,
     ):
-        await store.apply([put("m", target)])
+        (stored,) = await store.apply([put("m", target)])
+        assert isinstance(stored, Stored)
         (mine,) = store.partitions.values()
         await store._parts.targets.inspect([target])
         missed: list[tuple[Sequence[Read], int]] = []
@@ -183,7 +218,7 @@ async def test_r1_closing_that_is_cancelled_leaves_nothing_open(kafka: str) -> N
     before = asyncio.all_tasks()
 
     async def use() -> None:
-        async with opened(kafka, new_name("schedules")) as store, store.work("w", []):
+        async with opened(kafka, new_name("schedules"), timeout_ms=60_000) as store, store.work("w", []):
             await store.pause("kafka")
             await store._parts.targets.inspect([new_name()])
             is_used.set()
@@ -249,5 +284,6 @@ async def test_k25_a_host_that_is_silent_leaves_time_for_the_next_one(
     monkeypatch.setattr("random.shuffle", lambda _: None)  # aiokafka asks hosts in the order of chance
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hosts = f"127.0.0.1:{silent.getsockname()[1]},{kafka}"
-        async with KafkaStore(url_of(hosts, new_name("schedules"), timeout_ms=5000)) as store:
-            assert isinstance((await store.apply([put("m", "t", After(3_600_000))]))[0], Stored)
+        url = url_of(hosts, new_name("schedules"), timeout_ms=5000)
+        async with opened_patiently(lambda: KafkaStore(url)) as store:
+            await stored_patiently(store, [put("m", "t", After(3_600_000))])

@@ -107,11 +107,10 @@ def known(
     kind: str = "service killed",
     steps: Sequence[Step] = (),
     ended_ms: Mapping[str, int] | None = None,
-    base_ns: int = 0,
 ) -> Known:
     """Return commands about the id `m`: the kind or the payload, the outcome, the due time in s from `NOW_MS`.
 
-    The times of faults count from `base_ns`, by default from now, which is the time of the commands.
+    The commands are given at `NOW_NS`, and the times of faults count from there.
     """
     events: list[h.Event] = []
     for call, (what, outcome, due_s) in enumerate(commands):
@@ -122,8 +121,9 @@ def known(
             at_ms = NOW_MS + due_s * 1000
             events.append(h.Invoked(call=call, op="schedule", id="m", digest=digest, lane="kafka", at_ms=at_ms))
         events.append(h.Returned(call=call, outcome=outcome))
-    base_ns = base_ns or time.monotonic_ns()
-    spans = [Span(base_ns + round(begin * 1e9), base_ns + round(end * 1e9), kind) for begin, end in faults_s]
+    for number, event in enumerate(events):
+        event.at_ns = NOW_NS + number
+    spans = [Span(NOW_NS + round(begin * 1e9), NOW_NS + round(end * 1e9), kind) for begin, end in faults_s]
     return Known(Story(events), spans, steps, ended_ms)
 
 
@@ -213,7 +213,7 @@ def test_the_judge_of_kafka_bounds_the_repeated_runs_of_each_fault(
     runs = {h.digest_of(name.encode()): [at_ms(3_000)] for name in RUNS}
     for name in RUNS[:repeated]:
         runs[h.digest_of(name.encode())].append(at_ms(3_005))
-    _, broken = known(*commands, faults_s=faults_s, kind=kind, base_ns=NOW_NS).judge("kafka", runs, is_exact=False)
+    _, broken = known(*commands, faults_s=faults_s, kind=kind).judge("kafka", runs, is_exact=False)
     assert sorted({text.partition(":")[0] for text in broken}) == rules
 
 
@@ -222,7 +222,7 @@ def test_the_judge_of_kafka_finds_a_message_that_comes_back(ended_s: float, rule
     """The longest fault takes 5 s, and lingers for 10 s. So a run 11 s after the end is no violation yet."""
     digest = h.digest_of(b"m/0")
     ended_ms = {digest: at_ms(ended_s)}
-    commands = known(("m/0", "ok", 2_980), faults_s=[(2_990, 2_995)], ended_ms=ended_ms, base_ns=NOW_NS)
+    commands = known(("m/0", "ok", 2_980), faults_s=[(2_990, 2_995)], ended_ms=ended_ms)
     _, broken = commands.judge("kafka", {digest: [at_ms(2_983), at_ms(3_005)]}, is_exact=False)
     assert [text.partition(":")[0] for text in broken] == rules
 

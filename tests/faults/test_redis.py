@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import wraps
 from itertools import count
@@ -41,10 +41,15 @@ from aiodelay.ports import Work
 from tests.support.bad_inputs import REDIS_RECORDS
 from tests.support.proxy import proxied
 from tests.support.servers import RedisServer, replicate, start
+from tests.support.slow_stores import opened_patiently
 from tests.support.topologies import node_of_a_cluster
 from tests.support.waiting import until
 
 LANE = "orders"
+PATIENT = "timeout_ms=60000&connect_timeout_ms=60000"
+"""The time limits of a store in which no slow machine may fail a call."""
+HASTY_MS = 1_000
+"""The time limit of a store whose calls must fail."""
 requests = count(1)
 
 
@@ -63,9 +68,16 @@ def in_loop(test: Callable[[RedisServer], Awaitable[None]]) -> Callable[[RedisSe
 
 @asynccontextmanager
 async def opened(port: int, **options: str | int) -> Any:  # noqa: ANN401
-    query = "&".join(f"{name}={value}" for name, value in options.items())
+    limits = [] if "timeout_ms" in options else [PATIENT]
+    query = "&".join([*limits, *(f"{name}={value}" for name, value in options.items())])
     async with RedisStore(f"redis://127.0.0.1:{port}?{query}", namespace="faults") as store:
         yield store
+
+
+@asynccontextmanager
+async def opened_for_work(port: int, **options: str | int) -> AsyncIterator[tuple[RedisStore, Work]]:
+    async with opened(port, **options) as store, store.work("w", [LANE]) as work:
+        yield store, work
 
 
 def put(message_id: str = "m", due_ms: int = 0, payload: bytes = b"payload") -> Put:
@@ -76,8 +88,21 @@ async def do(store: RedisStore, *commands: Put | Cancel) -> Outcome:
     return (await store.apply(commands))[-1]
 
 
+async def do_patiently(store: RedisStore, command: Put | Cancel) -> Outcome:
+    """Repeat a command until a store with a short time limit has its answer."""
+    outcomes: list[Outcome] = []
+
+    async def is_answered() -> bool:
+        outcomes.append(await do(store, command))
+        last = outcomes[-1]
+        return not (isinstance(last, Unknown) or (isinstance(last, Refused) and last.reason == "unavailable"))
+
+    await until(is_answered, "the store answers")
+    return outcomes[-1]
+
+
 async def claim(work: Work, request: str = "") -> Claimed:
-    return await work.claim({LANE: Demand(500)}, request=request or f"r{next(requests)}", lease_ms=15_000)
+    return await work.claim({LANE: Demand(500)}, request=request or f"r{next(requests)}", lease_ms=60_000)
 
 
 async def ids(store: RedisStore) -> list[str]:
@@ -147,7 +172,7 @@ async def test_f7_a_request_that_was_not_sent_is_refused(server: RedisServer) ->
 
 @in_loop
 async def test_f8_a_server_that_stands_still_is_given_up_in_time_and_comes_back(server: RedisServer) -> None:
-    async with opened(server.port, timeout_ms=1000) as store, store.work("w", [LANE]) as work:
+    async with opened_patiently(lambda: opened_for_work(server.port, timeout_ms=HASTY_MS)) as (store, work):
         command = put()
         os.kill(server.pid, signal.SIGSTOP)
         try:
@@ -158,8 +183,9 @@ async def test_f8_a_server_that_stands_still_is_given_up_in_time_and_comes_back(
         finally:
             os.kill(server.pid, signal.SIGCONT)
         assert isinstance(outcome, Unknown)
-        assert "1000 ms" in outcome.detail
-        assert isinstance(await do(store, command), Stored)
+        assert f"{HASTY_MS} ms" in outcome.detail
+        assert isinstance(await do_patiently(store, command), Stored)
+    async with opened(server.port) as store:
         assert await ids(store) == ["m"]
 
 
@@ -240,13 +266,16 @@ async def test_f9_a_server_that_lost_everything_gives_lanes_other_numbers_and_no
 
 @in_loop
 async def test_f11_a_black_hole_is_noticed(server: RedisServer) -> None:
-    async with proxied(server.port) as proxy, opened(proxy.port, timeout_ms=1000) as store:
-        assert isinstance(await do(store, put("before")), Stored)
+    async with (
+        proxied(server.port) as proxy,
+        opened_patiently(lambda: opened(proxy.port, timeout_ms=HASTY_MS)) as store,
+    ):
+        assert isinstance(await do_patiently(store, put("before")), Stored)
         proxy.mode = "black hole"
         async with asyncio.timeout(60):
             assert isinstance(await do(store, put("lost")), Unknown)
         proxy.mode = "pass"
-        assert isinstance(await do(store, put("after")), Stored)
+        assert isinstance(await do_patiently(store, put("after")), Stored)
 
 
 @in_loop
@@ -404,11 +433,17 @@ async def test_a_scheduler_that_starts_before_its_server_delivers_once_that_is_t
 
 @in_loop
 async def test_replicated_without_replicas_is_unknown(server: RedisServer) -> None:
-    async with opened(server.port, durability="replicated:1", timeout_ms=1_000) as store:
-        outcome = await do(store, put())
-        assert isinstance(outcome, Unknown)
-        assert "0 of 1 replicas" in outcome.detail
-        assert await ids(store) == ["m"]
+    hasty = opened_patiently(lambda: opened(server.port, durability="replicated:1", timeout_ms=HASTY_MS))
+    async with hasty as store, opened(server.port) as patient:
+        command = put()
+
+        async def lacks_replica() -> bool:
+            outcome = await do(store, command)
+            assert isinstance(outcome, Unknown | Refused), outcome
+            return "0 of 1 replicas" in outcome.detail
+
+        await until(lacks_replica, "the server answers in time that no replica has it")
+        assert await ids(patient) == ["m"]
 
 
 @in_loop
@@ -580,6 +615,5 @@ def test_wake_ups_that_stay_away_are_told_once(
 
     with caplog.at_level(logging.WARNING, "aiodelay.redis"):
         asyncio.run(play())
-    (told,) = (record.getMessage() for record in caplog.records)
-    assert "no wake-ups" in told
+    (told,) = (each for each in caplog.messages if "no wake-ups" in each)
     assert "xread" in told

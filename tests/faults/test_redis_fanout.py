@@ -15,7 +15,7 @@ from aiodelay.errors import StoreUnavailableError
 from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
-from tests.faults.test_redis import in_loop
+from tests.faults.test_redis import PATIENT, in_loop
 from tests.faults.test_redis_lists import STEPS, end, killed, start_role
 from tests.support.observed import FailurePoint
 from tests.support.processes import PATIENCE_S, Worker
@@ -30,8 +30,8 @@ async def taken_by(url: str, consumer: str) -> list[str]:
     """Take and settle all that a consumer gets; return the ids."""
     found: list[str] = []
     async with (
-        RedisStore(url) as store,
-        RedisFanoutSource(url) as source,
+        RedisStore(f"{url}?{PATIENT}") as store,
+        RedisFanoutSource(f"{url}?{PATIENT}") as source,
         source.feed(f"orders?consumer={consumer}", "me", store.put_back, store.now_ms) as feed,
     ):
         while claims := (await feed.claim({"lane": Demand(500)}, request="r", lease_ms=15_000)).claims:
@@ -42,7 +42,7 @@ async def taken_by(url: str, consumer: str) -> list[str]:
 
 def register(server: RedisServer, *consumers: str) -> None:
     async def play() -> None:
-        async with RedisFanout(server.url) as fanout:
+        async with RedisFanout(f"{server.url}?{PATIENT}") as fanout:
             for each in consumers:
                 await fanout.register("orders", each)
 
@@ -136,7 +136,7 @@ async def two_wait(fanout: RedisFanout) -> bool:
 
 @in_loop
 async def test_f6_what_is_published_from_elsewhere_while_answers_are_lost_arrives_once(server: RedisServer) -> None:
-    async with RedisFanout(server.url) as fanout, proxied(server.port) as proxy:
+    async with RedisFanout(f"{server.url}?{PATIENT}") as fanout, proxied(server.port) as proxy:
         for name in ("billing", "shipping"):
             await fanout.register("orders", name)
         scheduler = Scheduler("memory://", sinks=[RedisFanoutSink(f"redis://127.0.0.1:{proxy.port}")])
@@ -162,14 +162,15 @@ def test_f6_what_was_unknown_for_longer_than_a_topic_remembers_is_given_up_or_se
     @in_loop
     async def play(server: RedisServer) -> None:
         async with proxied(server.port) as proxy:
-            url = f"redis://127.0.0.1:{proxy.port}?timeout_ms=1000"
-            scheduler = Scheduler("memory://", sinks=[RedisFanoutSink(url, resend_unknown=resend)])
+            sink = RedisFanoutSink(f"redis://127.0.0.1:{proxy.port}?{PATIENT}", resend_unknown=resend)
+            scheduler = Scheduler("memory://", sinks=[sink])
             async with scheduler:
                 await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id="m0")
                 await scheduler.run_until_idle()  # it is connected
                 proxy.mode = "lose answers"
                 await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id="m1")
-                await asyncio.sleep(0.6)  # longer than it is remembered
+                await until(lambda: sink._unknown, "its answer is lost")
+                await asyncio.sleep(2 * publishing.REMEMBERED_S)
                 proxy.mode = "pass"
                 await scheduler.run_until_idle()
                 letters = [(each.record.id, each.reason) async for each in scheduler.dead_letters()]
@@ -183,7 +184,8 @@ def test_f6_what_was_unknown_for_longer_than_a_topic_remembers_is_given_up_or_se
 @in_loop
 async def test_f6_takes_and_settlements_whose_answers_are_lost(server: RedisServer) -> None:
     names = ("billing", "shipping")
-    async with RedisFanout(server.url) as fanout, RedisStore(server.url) as store, proxied(server.port) as proxy:
+    url = f"{server.url}?{PATIENT}"
+    async with RedisFanout(url) as fanout, RedisStore(url) as store, proxied(server.port) as proxy:
         for name in names:
             await fanout.register("orders", name)
         scheduler = Scheduler(server.url)
@@ -192,7 +194,7 @@ async def test_f6_takes_and_settlements_whose_answers_are_lost(server: RedisServ
                 await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id=f"m{i}")
             await scheduler.run_until_idle()
         async with (
-            RedisFanoutSource(f"redis://127.0.0.1:{proxy.port}?connections=1") as source,
+            RedisFanoutSource(f"redis://127.0.0.1:{proxy.port}?connections=1&{PATIENT}") as source,
             source.feed("orders?consumer=billing", "me", store.put_back, store.now_ms) as feed,
         ):
             seen: list[str] = []
@@ -220,7 +222,8 @@ async def test_f9_a_server_killed_while_messages_fan_out_gives_each_to_each_exac
     async with RedisFanout(server.url) as fanout:
         for name in ("billing", "shipping"):
             await fanout.register("orders", name)
-    async with Scheduler(f"{server.url}?timeout_ms=500&connect_timeout_ms=500") as scheduler:
+    url = f"{server.url}?timeout_ms=500&connect_timeout_ms=500"
+    async with Scheduler(url, open_timeout="1m", store_timeout="25s") as scheduler:
         publishing = asyncio.create_task(_schedule_all(scheduler, n))
         arrived = f"{KEY}@billing:refs"
         await until(lambda: server.command("LLEN", arrived) != b":0\r\n", "the first messages were moved")
@@ -247,7 +250,7 @@ async def test_f13_a_full_server_goes_on_fanning_out_what_it_holds(server: Redis
         for i in range(20):
             await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id=f"m{i:02}")
         server.command("CONFIG", "SET", "maxmemory", "100kb")
-        async with RedisStore(server.url) as store:
+        async with RedisStore(f"{server.url}?{PATIENT}") as store:
             with store.transferring(RedisFanoutSink(server.url)) as moves:
                 assert (await moves.transfer(Demand(500))).moved == 20
         assert await taken_by(server.url, "billing") == [f"m{i:02}" for i in range(20)]

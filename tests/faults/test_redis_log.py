@@ -14,7 +14,7 @@ from aiodelay.redis import LogMessage, RedisLog, RedisStore
 from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
-from tests.faults.test_redis import in_loop
+from tests.faults.test_redis import PATIENT, in_loop
 from tests.faults.test_redis_lists import STEPS, end, start_role
 from tests.support.observed import FailurePoint
 from tests.support.processes import PATIENCE_S, Worker
@@ -29,8 +29,8 @@ async def taken_by(url: str, consumer: str) -> list[str]:
     """Take and settle all that a consumer gets; return the ids."""
     found: list[str] = []
     async with (
-        RedisStore(url) as store,
-        RedisLog(url) as log,
+        RedisStore(f"{url}?{PATIENT}") as store,
+        RedisLog(f"{url}?{PATIENT}") as log,
         log.feed(f"orders?consumer={consumer}", "me", store.put_back, store.now_ms) as feed,
     ):
         while claims := (await feed.claim({"lane": Demand(500)}, request="r", lease_ms=15_000)).claims:
@@ -41,14 +41,14 @@ async def taken_by(url: str, consumer: str) -> list[str]:
 
 async def is_settled(url: str, consumer: str) -> bool:
     """Say whether a consumer has ended all there is, and the store has nothing due."""
-    async with RedisLog(url) as log, RedisStore(url) as store:
+    async with RedisLog(f"{url}?{PATIENT}") as log, RedisStore(f"{url}?{PATIENT}") as store:
         found = {each.name: each for each in await log.consumers("orders")}.get(consumer)
         is_open = found is None or found.waiting or found.in_flight or found.retrying
         return not is_open and not await store.counts()
 
 
 async def ids_of(url: str) -> list[str]:
-    async with RedisLog(url) as log:
+    async with RedisLog(f"{url}?{PATIENT}") as log:
         entries = [each async for each in log.read("orders")]
     assert [each.index for each in entries] == list(range(1, len(entries) + 1))
     return [each.id for each in entries]
@@ -92,7 +92,7 @@ async def has_two(log: RedisLog) -> bool:
 
 @in_loop
 async def test_f6_what_is_appended_from_elsewhere_while_answers_are_lost_is_there_once(server: RedisServer) -> None:
-    async with RedisLog(server.url) as log, proxied(server.port) as proxy:
+    async with RedisLog(f"{server.url}?{PATIENT}") as log, proxied(server.port) as proxy:
         scheduler = Scheduler("memory://", sinks=[RedisLog(f"redis://127.0.0.1:{proxy.port}")])
         async with scheduler:
             await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id="m00")
@@ -109,7 +109,7 @@ async def test_f6_what_is_appended_from_elsewhere_while_answers_are_lost_is_ther
 @in_loop
 async def test_f6_appending_by_hand_is_repeated_under_ids(server: RedisServer) -> None:
     messages = [LogMessage(b"payload", id=f"m{i}") for i in range(5)]
-    async with proxied(server.port) as proxy, RedisLog(f"redis://127.0.0.1:{proxy.port}?timeout_ms=1000") as log:
+    async with proxied(server.port) as proxy, RedisLog(f"redis://127.0.0.1:{proxy.port}?{PATIENT}") as log:
         assert await log.append("orders", messages[:1]) == [1]
         proxy.mode = "lose answers"
         with pytest.raises(StoreUnavailableError):
@@ -121,10 +121,11 @@ async def test_f6_appending_by_hand_is_repeated_under_ids(server: RedisServer) -
 
 @in_loop
 async def test_f6_takes_and_settlements_whose_answers_are_lost(server: RedisServer) -> None:
-    async with RedisLog(server.url) as log, RedisStore(server.url) as store, proxied(server.port) as proxy:
+    url = f"{server.url}?{PATIENT}"
+    async with RedisLog(url) as log, RedisStore(url) as store, proxied(server.port) as proxy:
         await log.append("orders", [LogMessage(b"payload", id=f"m{i}") for i in range(6)])
         async with (
-            RedisLog(f"redis://127.0.0.1:{proxy.port}?connections=1") as source,
+            RedisLog(f"redis://127.0.0.1:{proxy.port}?connections=1&{PATIENT}") as source,
             source.feed("orders?consumer=billing", "me", store.put_back, store.now_ms) as feed,
         ):
             seen: list[str] = []
@@ -150,7 +151,8 @@ async def test_f6_takes_and_settlements_whose_answers_are_lost(server: RedisServ
 async def test_f9_a_server_killed_while_messages_are_moved_to_a_log_has_each_exactly_once(server: RedisServer) -> None:
     server.command("CONFIG", "SET", "appendfsync", "always")
     n = 1000
-    async with Scheduler(f"{server.url}?timeout_ms=500&connect_timeout_ms=500") as scheduler:
+    url = f"{server.url}?timeout_ms=500&connect_timeout_ms=500"
+    async with Scheduler(url, open_timeout="1m", store_timeout="25s") as scheduler:
         publishing = asyncio.create_task(_schedule_all(scheduler, n))
         await until(lambda: server.command("XLEN", KEY) != b":0\r\n", "the first messages were moved")
         await asyncio.to_thread(server.kill)
@@ -172,7 +174,7 @@ async def test_f13_a_full_server_goes_on_moving_to_logs_what_it_holds(server: Re
         for i in range(20):
             await scheduler.schedule(b"payload", to=TOPIC, delay="0s", id=f"m{i:02}")
         server.command("CONFIG", "SET", "maxmemory", "100kb")
-        async with RedisStore(server.url) as store:
+        async with RedisStore(f"{server.url}?{PATIENT}") as store:
             with store.transferring(RedisLog(server.url)) as moves:
                 assert (await moves.transfer(Demand(500))).moved == 20
         assert await taken_by(server.url, "billing") == [f"m{i:02}" for i in range(20)]

@@ -16,11 +16,16 @@ from aiodelay.core.ids import new_op
 from aiodelay.core.values import After, Envelope, Put, Stored
 from aiodelay.redis import RedisStore
 from tests.support.proxy import Proxy, proxied_by_thread
-from tests.support.servers import RedisServer, redis_products
+from tests.support.servers import RedisServer, redis_products, replicated_until_ns
+from tests.support.slow_stores import opened_patiently
 from tests.support.topologies import PRIMARY, Sentinel, SentinelTrio, watched
 from tests.support.waiting import until, until_sync
 
 NAMESPACE, MESSAGES = "faults", "{faults:00}:msg"
+FAILOVER_MS = 60_000
+"""The leader of a failover announces its end after this time, whether it is over or not."""
+FOUND_S = 30.0
+"""Less than `FAILOVER_MS`."""
 CUT_OFF = ("--min-replicas-to-write", "1", "--min-replicas-max-lag", "1")
 
 
@@ -71,6 +76,7 @@ def test_f10_a_primary_that_comes_back_gets_no_writes(program: str) -> None:
         former, new = trio.servers
         async with opened(fronts, trio) as store:
             await is_put(store, "before")
+            await asyncio.to_thread(replicated_until_ns, former, new)
             for each in fronts:
                 each.freeze()
             former.kill()
@@ -101,14 +107,16 @@ def test_f10_a_primary_that_is_cut_off_from_its_replicas_is_left(program: str) -
 
     async def play(trio: SentinelTrio, fronts: list[Proxy]) -> None:
         former, new, _ = trio.servers
-        async with opened(fronts, trio, "&durability=replicated:1&timeout_ms=500") as store:
+        options = "&durability=replicated:1&timeout_ms=500"
+        async with opened_patiently(lambda: opened(fronts, trio, options)) as store:
             await is_put(store, "before")
+            await asyncio.to_thread(replicated_until_ns, former, new)  # the other replica may have confirmed it
             for each in fronts:
                 each.freeze()
             trio.link.mode = "black hole"
             await is_put(store, "after")
             assert messages(new) == 2
-            assert former.command("SET", "probe", "x").startswith(b"-NOREPLICAS")
+            await until(lambda: former.command("SET", "probe", "x").startswith(b"-NOREPLICAS"), "it refuses writes")
 
     with watched(program, *CUT_OFF, replicas=2) as trio, fronts_of(trio.sentinels) as fronts:
         asyncio.run(play(trio, fronts))
@@ -116,7 +124,7 @@ def test_f10_a_primary_that_is_cut_off_from_its_replicas_is_left(program: str) -
 
 def test_f10_a_failover_that_is_not_over_counts(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica stands still, so the Sentinel that leads the failover does not announce its end."""
-    monkeypatch.setattr(locator, "ASK_S", 60.0)
+    monkeypatch.setattr(locator, "ASK_S", FAILOVER_MS / 1000)
     lock, is_over = threading.Lock(), threading.Event()
 
     def fail_over(trio: SentinelTrio) -> None:
@@ -137,23 +145,25 @@ def test_f10_a_failover_that_is_not_over_counts(program: str, monkeypatch: pytes
 
         async with opened(fronts, trio, "&timeout_ms=60000") as store:
             await is_put(store, "before")
+            await asyncio.to_thread(replicated_until_ns, trio.servers[0], new)
             for front in fronts:
                 front.look = look
                 front.cut()
             while not is_over.is_set():  # until the store asks again, and gets answers from before the failover
                 await put(store, "before")
-            for _ in range(100):
+
+            async def is_in_new() -> bool:
                 await is_put(store, "after")
-                if messages(new) == 2:
-                    break
-                await asyncio.sleep(0.01)
-            assert messages(new) == 2
+                return messages(new) == 2
+
+            await until(is_in_new, "the new primary gets the writes", FOUND_S)
         async with opened(fronts[:1], trio) as store:
             await is_put(store, "later")
         assert messages(new) == 3
 
     with watched(program, replicas=2) as trio, fronts_of(trio.sentinels[:2]) as fronts:
         for each in trio.sentinels:
-            each.command("SENTINEL", "SET", PRIMARY, "down-after-milliseconds", "60000", "failover-timeout", "60000")
+            for setting in ("down-after-milliseconds", "failover-timeout"):
+                each.command("SENTINEL", "SET", PRIMARY, setting, f"{FAILOVER_MS}")
         os.kill(trio.servers[2].pid, signal.SIGSTOP)
         asyncio.run(play(trio, fronts))

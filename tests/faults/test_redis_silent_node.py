@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -16,10 +17,12 @@ import pytest
 from aiodelay import Scheduler
 from aiodelay.backends.redis.records.shards import shard_of
 from aiodelay.core.pulse import AGAIN_MS
+from aiodelay.ports import Work
 from aiodelay.ports.pulse import Pulse, Pulsing
 from aiodelay.redis import ShardedStore
 from tests.support.failover_probe import FailoverProbe
 from tests.support.servers import redis_products, stopped
+from tests.support.slow_stores import opened_patiently
 from tests.support.topologies import Cluster, clustered
 from tests.support.waiting import until
 
@@ -59,6 +62,12 @@ class Steps(threading.Thread):
         self._pulse.leave()
 
 
+@asynccontextmanager
+async def working(url: str) -> AsyncIterator[Work]:
+    async with ShardedStore(url) as store, store.work("w", ["other"]) as work:
+        yield work
+
+
 @pytest.mark.parametrize("shards", [1, pytest.param(4, marks=pytest.mark.nightly)])
 def test_f19_l4_b2_a_process_and_its_pulse_follow_the_replica_of_a_silent_node(cluster: Cluster, shards: int) -> None:
     meta = f"{{default:{shards - 1:02d}}}:meta"
@@ -70,7 +79,7 @@ def test_f19_l4_b2_a_process_and_its_pulse_follow_the_replica_of_a_silent_node(c
 
     async def play() -> None:
         begun = dict[int, int]()
-        scheduler = Scheduler(url)
+        scheduler = Scheduler(url, open_timeout="1m")
 
         @scheduler.handler
         async def handle(order: Order) -> None:
@@ -80,7 +89,7 @@ def test_f19_l4_b2_a_process_and_its_pulse_follow_the_replica_of_a_silent_node(c
             await scheduler.schedule(Order(number), id=next(ids), delay="1ms")
             await until(lambda: number in begun, f"message {number} runs")
 
-        async with scheduler, ShardedStore(url) as store, store.work("w", ["other"]) as work:
+        async with scheduler, opened_patiently(lambda: working(url)) as work:
             assert isinstance(work, Pulsing)
             assert work.pulse is not None
             steps = Steps(work.pulse)

@@ -16,6 +16,7 @@ import pytest
 from aiodelay import Message, Retry, Scheduler
 from aiodelay.core.values import Delivery, SendOutcome
 from aiodelay.redis import RedisStore
+from tests.faults.test_redis import PATIENT
 from tests.support.long_leases import LongLeases
 from tests.support.servers import RedisServer
 from tests.support.sinks import BadSink
@@ -46,7 +47,7 @@ class Scene:
         self.bad, self.good = SlowSink(), BadSink()
         self.good.name = "good"
         retry = Retry(attempts=3, first="50ms", factor=1, jitter=0)
-        self.store = LongLeases(RedisStore(server.url), BELIEVED_MS)
+        self.store = LongLeases(RedisStore(f"{server.url}?{PATIENT}"), BELIEVED_MS)
         self.scheduler = Scheduler(self.store, sinks=[self.bad, self.good], retry=retry)
         self.scheduler._options = msgspec.structs.replace(self.scheduler._options, lease_ms=BELIEVED_MS)
         self.handled = 0

@@ -29,6 +29,7 @@ from aiodelay.core.values import (
 from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
 from tests.faults.test_cancellation_sweep import MOST, STRIKES, Strike, Striker
+from tests.faults.test_redis import PATIENT
 from tests.support.servers import RedisServer, redis_products, start
 from tests.support.waiting import until_sync
 
@@ -47,7 +48,7 @@ class World:
     """A namespace of its own, and one worker."""
 
     def __init__(self, server: RedisServer, number: int) -> None:
-        self.store = RedisStore(f"{server.url}?connections=2", namespace=f"n{number}")
+        self.store = RedisStore(f"{server.url}?connections=2&{PATIENT}", namespace=f"n{number}")
 
     async def strike(self, striker: Striker, call: Callable[[], Awaitable[object]]) -> None:
         """Make a call that is cancelled on its way."""
@@ -78,7 +79,7 @@ def sweep(server: RedisServer, play: Play, *, least: int) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         striker = Striker(at, strike)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 await play(World(server, next(numbers)), striker)
         except BaseException as error:
             error.add_note(f"cancelled at suspension {at}, {strike}")
@@ -212,7 +213,7 @@ def test_f5_a_whole_life_of_a_scheduler(server: RedisServer) -> None:
         ended: Counter[str] = Counter()
 
         def scheduler() -> Scheduler:
-            scheduler = Scheduler(world.store, drain="2s")
+            scheduler = Scheduler(world.store, drain="1m")
 
             @scheduler.handler(name=LANE)
             async def work(payload: bytes, context: Context) -> None:

@@ -7,6 +7,7 @@ import logging
 import re
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote
@@ -22,6 +23,7 @@ from aiodelay.redis import RedisStore, open_store
 from tests.support.clear_errors import PASSWORD
 from tests.support.servers import Found, RedisServer, redis_programs, start
 from tests.support.tls import Certificates, tls_port_of
+from tests.support.waiting import until
 
 LANE = "work"
 AT_ONCE_S = 20.0
@@ -56,6 +58,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 async def use(url: str) -> None:
     """Schedule, be woken, claim and settle, over a URL alone."""
+    url += f"{'&' if '?' in url else '?'}{PATIENT}"
     async with (
         open_store(url, namespace="faults", clock=None) as store,
         open_store(url, namespace="faults", clock=None) as other,
@@ -66,7 +69,7 @@ async def use(url: str) -> None:
             tasks.create_task(work.wait(until_ms=None))
             (outcome,) = await other.apply([Put(new_op(), Envelope("m", LANE, payload=bytes(100_000)), After(0))])
             assert isinstance(outcome, Stored), outcome
-        (claim,) = (await work.claim({LANE: Demand(9)}, request="r", lease_ms=1000)).claims
+        (claim,) = (await work.claim({LANE: Demand(9)}, request="r", lease_ms=60_000)).claims
         assert claim.record.envelope.payload == bytes(100_000)
         settled = await work.settle([Done("m", claim.record.revision, claim.token)])
         assert list(settled) == [SettleOutcome.SETTLED]
@@ -125,11 +128,11 @@ def test_f40_tls_with_certificates_on_both_sides(
 def test_f40_a_certificate_that_cannot_be_trusted_is_refused_at_once(
     program: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, case: tuple[str, datetime | None, bool, str]
 ) -> None:
-    host, until, trusted, why = case
+    host, ends, trusted, why = case
 
     async def play() -> None:
         certificates = Certificates(tmp_path)
-        async with tls_port_of(program, certificates, host=host, until=until, clients=False) as port:
+        async with tls_port_of(program, certificates, host=host, until=ends, clients=False) as port:
             ca = f"?ca_certs={certificates.ca}" if trusted else ""
             reason = await refused(f"rediss://user:{PASSWORD}@127.0.0.1:{port}{ca}", caplog)
             assert re.search(why, reason), reason
@@ -206,16 +209,25 @@ def test_f40_a_password_that_is_changed_while_open_is_told_without_it(
     async def play() -> None:
         server.command("ACL", "SETUSER", "own", "on", f">{PASSWORD}", "~*", "+@all")
         url = f"redis://own:{PASSWORD}@127.0.0.1:{server.port}"
-        async with Scheduler(url, store_timeout="1s", dispatch=False) as scheduler:
-            await scheduler.schedule(b"", to="handler:work", delay="1h", id="before")
+        async with Scheduler(url, store_timeout="1s", open_timeout="1m", dispatch=False) as scheduler:
+
+            async def is_scheduled() -> bool:
+                with suppress(AiodelayError):
+                    await scheduler.schedule(b"", to="handler:work", delay="1h", id="m")
+                    return True
+                return False
+
+            async def is_refused() -> bool:
+                with pytest.raises(AiodelayError) as caught:
+                    await scheduler.schedule(b"", to="handler:work", delay="1h", id="m")
+                assert_untold(caught.value, caplog)
+                return "invalid username-password pair" in str(caught.value)
+
+            await until(is_scheduled, "the server answers in time")
             server.command("ACL", "SETUSER", "own", "resetpass", ">another")
             server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            for _ in range(2):  # of the first one nobody knows what became
-                with pytest.raises(AiodelayError) as caught:
-                    await scheduler.schedule(b"", to="handler:work", delay="1h", id="after")
-                assert_untold(caught.value, caplog)
-            assert "invalid username-password pair" in str(caught.value)
+            await until(is_refused, "the error tells the reason")  # of the first one nobody knows what became
             server.command("ACL", "SETUSER", "own", f">{PASSWORD}")
-            await scheduler.schedule(b"", to="handler:work", delay="1h", id="after")
+            await until(is_scheduled, "the password is right again")
 
     asyncio.run(play())

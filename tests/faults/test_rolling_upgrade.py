@@ -51,7 +51,7 @@ def has_refused(worker: Worker) -> bool:
 
 
 def test_v1_two_versions_share_a_store_until_the_switch(any_scene: Scene, tmp_path: Path) -> None:
-    scene, stream = any_scene, Stream(seconds=8, rate=30, ids=200, seed=1)
+    scene, stream = any_scene, Stream(seconds=8, rate=30, ids=200, seed=1, until_told=True)
 
     def start(name: str, version: dict[str, Any], **settings: Any) -> Worker:  # noqa: ANN401 - the fields of a plan
         return scene.start(name, serve=("work",), run_ms=10, until="sigterm", **version, **settings)
@@ -77,7 +77,6 @@ def test_v1_two_versions_share_a_store_until_the_switch(any_scene: Scene, tmp_pa
     late = start("older-4", OLDER)
     assert late.wait() == 1
     assert has_refused(late)
-    older.line("produced")
     for each in (older, newer):
         each.terminate()
         each.ended_well()

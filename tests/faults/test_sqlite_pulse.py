@@ -20,15 +20,15 @@ from tests.faults.scene import Scene
 from tests.support.processes import PATIENCE_S, Worker
 from tests.support.waiting import until_sync
 
-LONG_LEASE_MS, SHORT_LEASE_MS = 15_000, 3_000
-RENEWALS = 6
-"""So many renewals take two leases."""
+LONG_LEASE_MS, SHORT_LEASE_MS, RENEWED_LEASE_MS = 45_000, 3_000, 12_000
+RENEWALS = 4
+"""So many renewals take longer than a lease, and one of them may be seconds late."""
 ENDLESS_MS = 600_000
 RETURNED = "of its messages were returned"
 
 
 def start(scene: Scene, name: str, lease_ms: int = LONG_LEASE_MS, **settings: Any) -> Worker:  # noqa: ANN401 - of a plan
-    worker = scene.start(name, serve=("work",), lease_ms=lease_ms, until="sigterm", **settings)
+    worker = scene.start(name, serve=("work",), lease_ms=lease_ms, until="sigterm", is_patient=True, **settings)
     worker.line("ready")
     return worker
 
@@ -125,6 +125,7 @@ def test_b1_l1_the_messages_of_a_process_that_stands_still_return_when_their_lea
     until_sync(lambda: len(begun(scene, "heir")) == 8, "the other process runs the messages", PATIENCE_S)
     for older, newer in taken_over(scene):
         assert newer.now_ms >= older.deadline_ms(newer.asked_ns)
+    until_sync(lambda: not leases(scene), "the other process has settled the messages", PATIENCE_S)
     victim.continue_()
     until_sync(lambda: "leases were lost" in victim.errors, "the stopped process notices", PATIENCE_S)
     assert RETURNED not in heir.errors
@@ -140,11 +141,13 @@ def test_b1_l1_a_child_that_outlives_a_killed_process(scene: Scene, how: str) ->
     burst = Burst(messages=8, spread_ms=0, special={7: f"fork:{how}".encode()})
     victim = holding(scene, 8, burst=burst, lease_ms=lease_ms, misbehaves=True)
     with child_of(victim):
-        heir = start(scene, "heir", lease_ms=lease_ms)
-        victim.kill()
         if how == "python":
+            heir = start(scene, "heir", lease_ms=lease_ms)
+            victim.kill()
             wait_for_return(scene, heir)
         else:
+            victim.kill()  # before the other process can take over what lapses
+            heir = start(scene, "heir", lease_ms=lease_ms)
             until_sync(lambda: len(begun(scene, "heir")) == 8, "the other process runs the messages", PATIENCE_S)
             assert RETURNED not in heir.errors
             for older, newer in taken_over(scene):
@@ -171,7 +174,7 @@ def test_b1_a_process_that_lives_keeps_its_lock_when_its_child_ends(scene: Scene
 def test_l1_b1_a_process_whose_loop_is_blocked_keeps_what_it_runs_and_gives_back_the_rest(
     scene: Scene, way: str
 ) -> None:
-    times: dict[str, Any] = {"lease_ms": SHORT_LEASE_MS, "run_ms": 0, "concurrency": 8}
+    times: dict[str, Any] = {"lease_ms": RENEWED_LEASE_MS, "run_ms": 0, "concurrency": 8}
     burst = Burst(messages=20, spread_ms=0, special={0: way.encode()})
     victim = start(scene, "victim", misbehaves=True, burst=burst, **times)
     victim.line("blocking")

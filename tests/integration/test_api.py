@@ -96,7 +96,7 @@ async def test_a_message_is_scheduled_seen_replaced_moved_fired_and_cancelled(ur
         snapshot = await scheduler.get("a/b")
         assert snapshot is not None
         assert snapshot.record.envelope.payload == b'{"x":[1.5]}'
-        at = (datetime.now(UTC) + timedelta(hours=5)).isoformat()
+        at = (datetime.now(UTC).replace(microsecond=0) + timedelta(hours=5)).isoformat()
         moved = await client.post("/v1/messages/a%2Fb/reschedule", json={"at": at})
         assert moved.json() == {"id": "a/b", "outcome": "rescheduled"}
         assert (await client.get("/v1/messages/a%2Fb")).json()["due"][:19] == at[:19]
@@ -784,13 +784,13 @@ async def test_lateness_and_the_journal_tell_what_was_delivered(url: str) -> Non
     async def take(event: bytes) -> None: ...
 
     async with scheduler, serving_api(scheduler, **ALL) as client:
-        past = (datetime.now(UTC) - timedelta(seconds=30)).isoformat()
+        past = (datetime.now(UTC) - timedelta(hours=1)).isoformat()
         await fill(client, ["a", "b", "c"], delay="0s")
         await fill(client, ["late"], delay=None, at=past)
         await scheduler.run_until_idle()
         found = (await client.get("/v1/lateness")).json()
         assert found["samples"] == 4
-        assert found["p50_ms"] < 10_000 <= found["max_ms"] == found["p99_ms"]
+        assert found["p50_ms"] < 1_800_000 <= found["max_ms"] == found["p99_ms"]
         assert sum(each["messages"] for each in found["buckets"]) == 4
         assert (await client.get("/v1/lateness")).json() == found, "nothing is counted twice"
         entries = (await client.get("/v1/journal", params={"id": "late"})).json()

@@ -19,6 +19,7 @@ from aiodelay.service import ApiLimits, admin
 from aiodelay.service.api.application import ROUTERS
 from aiodelay.service.api.schemas import openapi_of
 from tests.support.api import ALL, serving_app
+from tests.support.waiting import PATIENCE_S
 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance]
 
@@ -48,7 +49,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    assert started.wait(20)
+    assert started.wait(PATIENCE_S)
     yield found[0]
     loops[0].call_soon_threadsafe(ends.set)
     thread.join()
@@ -65,6 +66,6 @@ def test_no_request_makes_it_fail(base: str, name: str) -> None:
     @settings(max_examples=15, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(case=operations[name].as_strategy())
     def send(case: Any) -> None:  # noqa: ANN401 - schemathesis's
-        case.call_and_validate(base_url=base, checks=CHECKS)
+        case.call_and_validate(base_url=base, checks=CHECKS, timeout=PATIENCE_S)
 
     send()

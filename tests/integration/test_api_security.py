@@ -253,7 +253,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(type_: str, status: b
 
 
 async def test_only_so_many_streams_are_read_at_once() -> None:
-    async with api(limits=ApiLimits(streams=1)) as client:
+    async with api(limits=ApiLimits(streams=1, body_timeout_s=600)) as client:
         goes_on, begun = asyncio.Event(), asyncio.Event()
 
         async def body() -> AsyncIterator[bytes]:
@@ -273,7 +273,9 @@ async def test_only_so_many_streams_are_read_at_once() -> None:
         assert (await client.post("/v1/messages", content=line, headers=NDJSON)).status_code == 200
 
 
-async def test_a_client_that_asks_too_often_is_told_how_long_to_wait() -> None:
+async def test_a_client_that_asks_too_often_is_told_how_long_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+    monkeypatch.setattr("aiodelay.service.api.security.SystemClock", lambda: clock)
     async with api(tokens=TOKENS, limits=ApiLimits(rate=1, burst=3)) as client:
         reader, scheduler = bearer(SECRETS["read"]), bearer(SECRETS["schedule"])
         answers = [await client.get("/v1/counts", headers=reader) for _ in range(6)]
@@ -284,7 +286,8 @@ async def test_a_client_that_asks_too_often_is_told_how_long_to_wait() -> None:
         guesses = [await client.get("/v1/counts", headers=bearer(f"guess {n}")) for n in range(6)]
         assert {each.status_code for each in guesses[:3]} == {401}
         problem_of(guesses[-1], 429, "TooManyRequestsError")
-        await asyncio.sleep(1.1)  # one request a second
+        assert (await client.get("/v1/counts", headers=reader)).status_code == 429
+        clock.move(1_000)  # one request a second
         assert (await client.get("/v1/counts", headers=reader)).status_code == 200
 
 

@@ -23,7 +23,7 @@ from tests.support.boxes import Out, request, send
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import RedisServer, redis_products, start
 from tests.support.topics import lasting_producer, new_producer
-from tests.support.waiting import until
+from tests.support.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.asyncio
 
@@ -42,6 +42,7 @@ class BlackBox:
 
     def __init__(self, server: RedisServer, kafka: str) -> None:
         self.redis: Any = redis.Redis(port=server.port)
+        self.group = new_name("black-box")  # other processes of this run use the same broker
         self._producer = new_producer(kafka)
         self._kafka = kafka
 
@@ -51,11 +52,11 @@ class BlackBox:
         self.redis.zadd(KEY, {member: due}, nx=True)
 
     def consume(self, topic: str, n: int) -> None:
-        """Take in n requests, and commit that, as group `black-box`."""
-        options = {"bootstrap.servers": self._kafka, "group.id": "black-box", "auto.offset.reset": "earliest"}
+        """Take in n requests, and commit that, as a group."""
+        options = {"bootstrap.servers": self._kafka, "group.id": self.group, "auto.offset.reset": "earliest"}
         consumer = Consumer(options | {"enable.auto.commit": False})
         consumer.subscribe([topic])
-        for record in consumer.consume(n, 30):
+        for record in consumer.consume(n, PATIENCE_S):
             request = json.loads(record.value() or b"")
             self.add(str(uuid4()), request["topic"], request["message"], time.time() + request["countdown"])
             consumer.commit(message=record, asynchronous=False)
@@ -67,7 +68,7 @@ class BlackBox:
         for member in members:
             body = json.loads(self.redis.get(member))
             self._producer.produce(body["topic"], body["message"])
-        assert self._producer.flush(10) == 0
+        assert self._producer.flush(PATIENCE_S) == 0
         if members:
             self.redis.zrem(KEY, *members)
             self.redis.delete(*members)
@@ -111,7 +112,7 @@ async def test_its_topic_is_taken_over_where_its_group_stands(server: RedisServe
     async with RedisStore(server.url) as store:
         assert (await take_over_black_box(server.url, store, allow=[target])).stored == 30
     for _ in range(2):  # the second time its own position stands
-        async with DelayBox(server.url, f"kafka://{kafka}/{intake}", allow=[target], begin_after="black-box"):
+        async with DelayBox(server.url, f"kafka://{kafka}/{intake}", allow=[target], begin_after=box.group):
             await out.until(50)
             await out.quiet(0.5)
     assert sorted(map(int, out.values)) == list(range(50))

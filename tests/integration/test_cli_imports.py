@@ -16,6 +16,7 @@ from tests.support.cli import Cli
 from tests.support.kafka import create_topic, new_name
 from tests.support.servers import RedisServer, redis_products, start
 from tests.support.topics import new_producer
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,7 @@ def test_a_topic_of_etf1(kafka: str, cli: Cli) -> None:
     write("bad", "soon", b"x", 1)
     write("late", due_s - 90_000, b"x", 1)
     producer.produce(topic, b"x", b"\x00aiodelay/barrier", 1)
-    assert producer.flush(20) == 0
+    assert producer.flush(PATIENCE_S) == 0
     ran = cli("import", "etf1", f"kafka://{kafka}/{topic}", "--json")
     assert (ran.code, ran.object["stored"], list(ran.object["skipped"])) == (1, 4, ["bad"])
     found = listed(cli)

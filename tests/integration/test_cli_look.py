@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.cli import Cli
 from tests.support.servers import Found, redis_servers
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -120,12 +121,12 @@ def test_top_on_a_terminal_is_live_until_a_signal(tmp_path: Path) -> None:
         assert b"sms" in _read_until(ours, b"sms")
         process.send_signal(signal.SIGINT)
         _read_until(ours, b"\x1b[?1049l")  # the screen as it was before
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
     os.close(ours)
 
 
 def _read_until(terminal: int, wanted: bytes) -> bytes:
-    seen, ends = b"", time.monotonic() + 30
+    seen, ends = b"", time.monotonic() + PATIENCE_S
     while wanted not in seen:
         assert time.monotonic() < ends, seen
         if select.select([terminal], [], [], 0.1)[0]:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from aiodelay import ConfigurationError, Scheduler
 from aiodelay.backends.kafka.records import DEAD_REASON
 from aiodelay.backends.kafka.topics.intake import DEAD_FROM, DEAD_TIMESTAMP
-from aiodelay.core.values import Command, Conflict, Outcome, Put, SourcePosition
+from aiodelay.core.values import Command, Conflict, Outcome, Put, Snapshot, SourcePosition
 from aiodelay.delay_box import DelayBox
 from aiodelay.errors import (
     SinkUnavailableError,
@@ -117,7 +117,7 @@ async def test_a_countdown_of_5_comes_out_once_after_5_seconds(
         async with place.out() as out:
             (record,) = await out.until(1)
             out_ms = record.timestamp()[1]
-            assert before_ms - 1 <= out_ms - countdown * 1000 <= after_ms + 20_000
+            assert before_ms - 1 <= out_ms - countdown * 1000 <= after_ms + 80_000
             assert record.value() == b"<message body>"
             assert headers_of(record)["CALLER_SERVICE"] == b"S"
             assert len(await out.quiet(QUIET_S)) == 1
@@ -130,8 +130,16 @@ async def test_a_countdown_of_5_comes_out_once_after_5_seconds(
 async def test_a_burst_of_requests_comes_out_once(kafka: str, urls: dict[str, str], kind: str) -> None:
     place = await placed(kafka, urls[kind], partitions=1)
     requests = [request(place.target, f"{n}", id="m") for n in range(500)]
-    await place.send(*requests, headers={"aiodelay-conflict": "debounce:2s"})
-    async with place.box(), place.out() as out:
+    begun_ms = time.time() * 1000
+    await place.send(*requests, headers={"aiodelay-conflict": "debounce:1h"})
+    async with place.box() as box, place.out() as out:
+
+        async def last() -> list[Snapshot]:
+            return [each async for each in box._scheduler.pending() if each.record.envelope.payload == b"499"]
+
+        (waits,) = await until(last, "the last request is stored")
+        assert begun_ms + 3_600_000 - 1 <= waits.record.due_ms <= time.time() * 1000 + 3_600_000
+        await box._scheduler.fire("m")
         (record,) = await out.until(1)
         assert record.value() == b"499"
         assert len(await out.quiet(QUIET_S)) == 1
@@ -191,31 +199,31 @@ async def test_fields_of_our_own(kafka: str, urls: dict[str, str], kind: str) ->
         assert len(await out.quiet(QUIET_S)) == 1
 
 
-@pytest.mark.parametrize(("countdown_from", "countdown"), [("record", 32), ("arrival", 2)])
+@pytest.mark.parametrize(("countdown_from", "countdown"), [("record", 3602), ("arrival", 2)])
 async def test_where_a_countdown_begins(kafka: str, urls: dict[str, str], countdown_from: str, countdown: int) -> None:
-    """The record is 30 s old, or a little more, when it is read."""
+    """The record is an hour old, or a little more, when it is read."""
     place = await placed(kafka, urls["sqlite"])
-    written_ms = int(time.time() * 1000) - 30_000
-    await place.send(request(place.target, "m", countdown), timestamp_ms=written_ms)
     async with place.box(countdown_from=countdown_from), place.out() as out:
-        opened_ms = time.time() * 1000
+        sent_ms = time.time() * 1000
+        written_ms = int(sent_ms) - 3_600_000
+        await place.send(request(place.target, "m", countdown), timestamp_ms=written_ms)
         (record,) = await out.until(1)
-        waited_ms = record.timestamp()[1] - (written_ms if countdown_from == "record" else opened_ms)
-        assert -100 <= waited_ms - countdown * 1000 <= 25_000, waited_ms
+        waited_ms = record.timestamp()[1] - (written_ms if countdown_from == "record" else sent_ms)
+        assert waited_ms >= countdown * 1000 - 1
 
 
 async def test_what_a_producer_aborts_was_never_asked_for(kafka: str, urls: dict[str, str]) -> None:
     place = await placed(kafka, urls["sqlite"], partitions=1)
     producer = new_producer(kafka, {"transactional.id": place.intake})
-    producer.init_transactions(10)
+    producer.init_transactions(60)
     for number in range(6):
         producer.begin_transaction()
         producer.produce(place.intake, request(place.target, f"{number}", 0))
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         if number % 2:
-            producer.commit_transaction(10)
+            producer.commit_transaction(60)
         else:
-            producer.abort_transaction(10)
+            producer.abort_transaction(60)
     async with place.out() as out:
         async with place.box():
             await out.until(3)
@@ -236,6 +244,7 @@ async def test_l5_every_bad_record_of_the_table_ends_in_the_dead_topic(
     place = await placed(kafka, urls[kind])
     table = [(text.encode() if isinstance(text, str) else text, reason) for text, reason in BAD]
     table = [(text and text.replace(b'"T"', f'"{place.target}"'.encode(), 1), reason) for text, reason in table]
+    begun_ms = time.time() * 1000
     for number, (text, _) in enumerate(table):
         good = request(place.target, f"{number}", 0)
         await place.send(text, good, headers={"n": f"{number}", "null": None}, key=b"\xff%d" % number)
@@ -255,7 +264,7 @@ async def test_l5_every_bad_record_of_the_table_ends_in_the_dead_topic(
         assert headers["null"] is None
         assert reason in (headers[DEAD_REASON] or b"").decode()
         assert (headers[DEAD_FROM] or b"").decode().startswith(f"{place.intake}/")
-        assert abs(int(headers[DEAD_TIMESTAMP] or b"") - time.time() * 1000) < 60_000
+        assert begun_ms - 1 <= int(headers[DEAD_TIMESTAMP] or b"") <= time.time() * 1000
 
 
 class _OnceForEachId(ForwardingStore):
@@ -350,7 +359,7 @@ async def test_topics_are_created_if_told_to_and_dead_topics_always(kafka: str) 
     with pytest.raises(StoreMismatchError, match=f"topic {intake} is missing; .*create_topic=true"):
         await DelayBox("memory://", url, allow=[target]).__aenter__()
     async with DelayBox("memory://", f"{url}?create_topic=true&partitions=3", allow=[target]):
-        topics = AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=10).topics
+        topics = AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=60).topics
         assert (len(topics[intake].partitions), len(topics[f"{intake}.dead"].partitions)) == (3, 3)
 
 

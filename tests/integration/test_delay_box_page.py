@@ -31,6 +31,7 @@ def redis_url() -> Iterator[str]:
 @pytest.mark.asyncio
 async def test_the_command_and_the_blocks_run_one_after_the_other(kafka: str, redis_url: str, tmp_path: Path) -> None:
     page = PAGE.replace("localhost:9092", kafka).replace("redis://localhost", redis_url)
+    page = page.replace("flush(10)", "flush(60)")
     await create_topic(kafka, "orders")
     (command,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     names: dict[str, Any] = {"asyncio": asyncio}

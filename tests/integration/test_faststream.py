@@ -10,6 +10,7 @@ import pytest
 from faststream.redis import RedisBroker, RedisMessage
 
 from aiodelay import Retry, Scheduler, SinkUnavailableError, TargetError
+from aiodelay.contrib import faststream
 from aiodelay.contrib.faststream import FastStreamSink
 from tests.support.servers import RedisServer, redis_products, start
 from tests.support.waiting import until
@@ -49,7 +50,7 @@ async def test_a_subscriber_gets_what_was_scheduled(redis: RedisServer) -> None:
     assert body == {"order": 7}
     assert message.headers["shop"] == "corner"
     assert message.correlation_id.startswith("remind-7/")
-    assert await broker.ping(1), "the application's broker goes on"
+    assert await broker.ping(60), "the application's broker goes on"
     await broker.stop()
 
 
@@ -90,10 +91,12 @@ async def test_an_address_must_be_given() -> None:
         FastStreamSink(RedisBroker()).check("")
 
 
-async def test_the_sink_disconnects_what_it_has_connected(redis: RedisServer) -> None:
+async def test_the_sink_disconnects_what_it_has_connected(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = RedisBroker(redis.url)
-    async with FastStreamSink(broker):
-        assert await broker.ping(1)
+    with monkeypatch.context() as patient:
+        patient.setattr(faststream, "PING_S", 60.0)
+        async with FastStreamSink(broker):
+            assert await broker.ping(60)
     assert not await broker.ping(0.1)
     redis.kill()
     with pytest.raises(SinkUnavailableError, match="no answer to a ping"):

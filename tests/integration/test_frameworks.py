@@ -132,7 +132,8 @@ async def served(app: Any) -> AsyncIterator[httpx2.AsyncClient]:  # noqa: ANN401
             tasks.create_task(server.serve([listening]))
             await started.wait()
             assert not server.should_exit, "the application did not start"
-            async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{listening.getsockname()[1]}") as client:
+            base = f"http://127.0.0.1:{listening.getsockname()[1]}"
+            async with httpx2.AsyncClient(base_url=base, timeout=60) as client:
                 yield client
             server.should_exit = True
 

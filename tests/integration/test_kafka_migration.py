@@ -20,8 +20,8 @@ from aiodelay import Every, Scheduler
 from aiodelay.errors import StoreMismatchError
 from aiodelay.kafka.records import java_partition
 from tests.support.kafka import create_topic, new_name
-from tests.support.topics import new_producer
-from tests.support.waiting import until
+from tests.support.topics import is_committed, new_producer
+from tests.support.waiting import PATIENCE_S, until, until_sync
 
 pytestmark = pytest.mark.asyncio
 
@@ -96,11 +96,12 @@ class Old:
 
 
 def _read(bootstrap: str, topic: str, partitions: Sequence[int]) -> Iterator[Message]:
+    until_sync(lambda: is_committed(bootstrap, topic, len(partitions)), f"all records of {topic} can be read")
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": new_name(), "enable.partition.eof": True})
     consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in partitions])
     left = set(partitions)
     while left:
-        record = consumer.poll(10)
+        record = consumer.poll(PATIENCE_S)
         assert record is not None
         if record.error():
             left.discard(record.partition())
@@ -127,7 +128,7 @@ def _delivered(bootstrap: str, target: str) -> list[tuple[bytes | None, bytes, b
 async def _run(blocks: Sequence[str], bootstrap: str, topic: str, names: dict[str, Any]) -> None:
     for number, block in enumerate(blocks):
         source = block.replace("localhost:9092", bootstrap).replace('"schedules"', f'"{topic}"')
-        source = source.replace("/schedules", f"/{topic}")
+        source = source.replace("/schedules", f"/{topic}").replace("poll(10)", f"poll({PATIENCE_S})")
         code = compile(source, f"block {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         coroutine = eval(code, names)
         if inspect.iscoroutine(coroutine):

@@ -6,11 +6,18 @@ import asyncio
 
 import pytest
 
+from aiodelay.backends.kafka.store.partition import commands
 from aiodelay.core.record_format import FIELDS
 from tests.support.old_data.answers import CHAPTERS, FIXTURES, LATER_FIELDS, answered, answers, told_of
 from tests.support.old_data.kafka import OldKafka, records_of
 
 KAFKA = FIXTURES / "kafka"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a settlement wait for a machine that stands still. An engine would repeat it, and a story does not."""
+    monkeypatch.setattr(commands, "STALL_S", 60.0)
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS)

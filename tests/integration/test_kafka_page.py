@@ -23,7 +23,7 @@ async def test_the_blocks_run_one_after_the_other(kafka: str) -> None:
     await create_topic(kafka, "videos")
     names: dict[str, Any] = {"asyncio": asyncio}
     for number, block in enumerate(BLOCKS):
-        source = block.replace("localhost:9092", kafka)
+        source = block.replace("localhost:9092", kafka).replace("flush(10)", "flush(60)")
         code = compile(source, f"block {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         coroutine = eval(code, names)
         if inspect.iscoroutine(coroutine):

@@ -62,7 +62,7 @@ async def test_sources_that_are_begun_together_are_read_once(kafka: str, monkeyp
 async def test_s3_who_takes_a_source_over_ends_what_the_one_before_left_open(kafka: str) -> None:
     """Nothing after it can be read, by whoever owns the partition, until Kafka itself would end it."""
     schedules = new_name("schedules")
-    async with KafkaStore(f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1&timeout_ms=5000") as store:
+    async with KafkaStore(f"kafka://{kafka}/{schedules}?create_topic=true&partitions=1&timeout_ms=60000") as store:
         options = {"transactional_id": f"aiodelay.{schedules}.{SOURCE}", "transaction_timeout_ms": 600_000}
         async with AIOKafkaProducer(bootstrap_servers=kafka, **options) as killed:
             await killed.begin_transaction()

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.asyncio
 
 LANE = "orders"
 N = 20
+LEASE_MS = 600_000
+"""Longer than a test lasts, so that no message is claimed twice."""
 
 
 @asynccontextmanager
@@ -40,14 +42,21 @@ def failed(i: int, *, due_ms: int) -> Record:
 async def claimed(works: list[Work], n: int) -> list[tuple[Work, Claim]]:
     """Claim until there are so many; a while longer, there are no more."""
     found: list[tuple[Work, Claim]] = []
-    ends = asyncio.get_running_loop().time() + 10
-    while asyncio.get_running_loop().time() < ends:
+
+    async def claim() -> None:
         for work in works:
-            got = await work.claim({LANE: Demand(100)}, request=new_name(), lease_ms=15_000)
-            found += [(work, claim) for claim in got.claims]
-        if len(found) >= n:
-            ends = min(ends, asyncio.get_running_loop().time() + 0.5)
+            got = await work.claim({LANE: Demand(100)}, request=new_name(), lease_ms=LEASE_MS)
+            found.extend((work, each) for each in got.claims)
+
+    async def are_claimed() -> bool:
+        await claim()
+        return len(found) >= n
+
+    await until(are_claimed, f"{n} messages are claimed")
+    ends = asyncio.get_running_loop().time() + 0.5
+    while asyncio.get_running_loop().time() < ends:
         await asyncio.sleep(0.02)  # nothing tells that no more comes
+        await claim()
     return found
 
 
@@ -86,7 +95,7 @@ async def test_s1_what_is_put_back_waits_for_its_time(kafka: str) -> None:
         n = 0
         while n < N:
             for work in works:
-                got = await work.claim({LANE: Demand(100)}, request=new_name(), lease_ms=15_000)
+                got = await work.claim({LANE: Demand(100)}, request=new_name(), lease_ms=LEASE_MS)
                 n += len(got.claims)
                 assert not got.claims or schedules.now_ms() >= due_ms
             await asyncio.sleep(0.01)  # it is asked all the time, so that one that comes too early is seen

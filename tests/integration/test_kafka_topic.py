@@ -146,7 +146,8 @@ async def test_f22_without_a_broker_the_check_ends_with_a_clear_error() -> None:
 async def test_f22_while_the_cluster_counts_no_broker_topics_are_created_later(flapping: str) -> None:
     for _ in range(8):
         await asyncio.sleep(0.5)  # the cluster counts its broker, or does not, for half a second and more
-        (created,) = await prepare(cluster(flapping), [new_name()], create=True, partitions=1)
+        patient = cluster(f"{flapping}?timeout_ms=60000")
+        (created,) = await prepare(patient, [new_name()], create=True, partitions=1)
         assert created.replicas == 1
 
 

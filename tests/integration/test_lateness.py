@@ -23,6 +23,7 @@ from tests.support.cli import Cli
 from tests.support.journals import note
 from tests.support.kafka import new_name
 from tests.support.stores import SHARED_STORES, empty_store
+from tests.support.waiting import PATIENCE_S
 
 UNKNOWN = "not known: the newest"
 
@@ -40,7 +41,7 @@ async def trimmed(url: str) -> None:
         bootstrap, history = url.removeprefix("kafka://").partition("/")[0], url.partition("history=")[2]
         with AdminClient({"bootstrap.servers": bootstrap}) as admin:
             place = TopicPartition(history, 0, 50)
-            await asyncio.to_thread(admin.delete_records([place])[place].result, 10)
+            await asyncio.to_thread(admin.delete_records([place])[place].result, PATIENCE_S)
 
 
 @pytest.fixture(params=[*SHARED_STORES, "kafka"], ids=str)

@@ -105,7 +105,7 @@ async def test_the_page_and_why_say_which_limit_makes_a_message_wait() -> None:
 
 @pytest.mark.asyncio
 async def test_why_says_when_a_rate_has_room_again() -> None:
-    async with asking(Limit(rate="2/min")) as (_, scheduler, goes_on):
+    async with asking(Limit(rate="2/h")) as (_, scheduler, goes_on):
         goes_on.set()
         await until(lambda: settled(scheduler), "two messages have ended")
         ids = [each.record.id async for each in scheduler.pending()]

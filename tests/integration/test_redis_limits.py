@@ -117,12 +117,13 @@ class Stage:
         await self.key("HSET", "meta", "limited", limited)
 
     async def commands_of(self, call: Callable[[], Awaitable[Any]]) -> int:
-        """Return how many commands the server runs for a call."""
+        """Return how many commands the server runs for a call, without those of the listener for wake-ups."""
 
         async def count() -> int:
             stats = await self.store.command("INFO", "commandstats")
             text = stats if isinstance(stats, str) else bytes(stats).decode()
-            return sum(int(line.split("calls=")[1].split(",")[0]) for line in text.splitlines() if "calls=" in line)
+            lines = [line for line in text.splitlines() if "calls=" in line and not line.startswith("cmdstat_xread:")]
+            return sum(int(line.split("calls=")[1].split(",")[0]) for line in lines)
 
         before = await count()
         await call()

@@ -139,7 +139,7 @@ async def test_a_handler_must_name_its_consumer(scene: Scene) -> None:
 @on_log
 async def test_two_instances_of_a_consumer_get_each_message_once_and_share_them(scene: Scene) -> None:
     for instance in ("one", "two"):
-        await scene.consumer("billing", handled_by=instance, run_s=0.005, at_once=4)
+        await scene.consumer("billing", handled_by=instance, run_s=0.02, at_once=4)
     await scene.consumer("shipping")
     await publish(await scene.publisher(), 400)
     await scene.until_settled("billing", "shipping")
@@ -157,6 +157,7 @@ async def test_l3_a_consumer_that_never_ends_holds_up_no_other(scene: Scene) -> 
     publisher = await scene.publisher()
     await publish(publisher, 500)
     await scene.until_settled("quick")
+    await until(lambda: len(scene.seen["stuck"]) == 16, "the other consumer runs as many as it may")
     assert len(scene.seen["quick"]) == 500
     stuck = await scene.find("stuck")
     assert stuck is not None
@@ -259,6 +260,7 @@ async def test_a_log_trimmed_while_a_slow_consumer_reads_gives_it_the_rest_and_s
         await allowed.acquire()
 
     await scene.open(scheduler)
+    await scene.until(lambda: scene.find("slow"))
     limited = RedisLog(scene.url, namespace=scene.namespace, max_messages=20)
     async with Scheduler(scene.url, namespace=scene.namespace, sinks=[limited], lanes=["redis-log"]) as publisher:
         for start in range(0, 400, 40):

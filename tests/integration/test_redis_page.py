@@ -69,7 +69,7 @@ def send(server: RedisServer, line: str, cli: str | None) -> bytes:
     if cli is not None:
         command = [cli, "-p", str(server.port)]
         return subprocess.run(command, input=line.encode(), capture_output=True, check=True).stdout
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
         connection.sendall(line.encode() + b"\r\n")
         return connection.recv(65536)
 
@@ -123,7 +123,7 @@ async def work_through(store: RedisStore, work: Work) -> None:
             Done(*key["a"]),
             Dead(*key["b"], "rejected", 1, "e"),
             Again(*key["c"], 0, 1, "e"),
-            Again(*key["s"], 0, 1, "e", store.now_ms() + 1000),
+            Again(*key["s"], 0, 1, "e", store.now_ms() + 3_600_000),
             Done(*key["plain"]),
         ]
     )

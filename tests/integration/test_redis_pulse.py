@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 from redis.asyncio import Connection
 
+from aiodelay.backends.redis.store import pulse as pulse_of_store
 from aiodelay.backends.redis.store.work import RedisWork
 from aiodelay.core import pulse
 from aiodelay.core.ids import new_id, new_op
@@ -18,6 +19,7 @@ from aiodelay.core.transitions import token_counter, token_for
 from aiodelay.core.values import After, Claim, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome
 from aiodelay.engine.delivery.settling import without_running
 from aiodelay.redis import RedisStore
+from aiodelay.testing.clock import VirtualClock
 from tests.support.servers import Found, redis_servers
 
 LANE = "work"
@@ -29,6 +31,13 @@ AT_ONCE = 60
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
 def url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) -> str:
     return shared_redis(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _time_of_pulses_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long this process or the server stands still, the last step is fresh and each answer is in time."""
+    monkeypatch.setattr(pulse_of_store, "SystemClock", VirtualClock)
+    monkeypatch.setattr(pulse, "ANSWER_MS", 60_000)
 
 
 class Stage:
@@ -72,7 +81,8 @@ class Stage:
 
 @asynccontextmanager
 async def stage(url: str) -> AsyncIterator[Stage]:
-    async with RedisStore(url, namespace=f"pulse-{uuid4().hex}") as store, store.work("w", [LANE]) as work:
+    patient = f"{url}{'&' if '?' in url else '?'}timeout_ms=60000"
+    async with RedisStore(patient, namespace=f"pulse-{uuid4().hex}") as store, store.work("w", [LANE]) as work:
         assert isinstance(work, RedisWork)
         there = Stage(store, work)
         try:

@@ -11,11 +11,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from msgspec.structs import replace
 from redis import Redis
 
 from aiodelay import Limit, Scheduler
 from aiodelay.backends.redis.records.shards import ShardLayout, shard_of
 from aiodelay.backends.redis.sharded.work import ShardedWork
+from aiodelay.backends.redis.store import transfer
 from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.transitions import SUSPECT_LAPSES, occurrence_id
 from aiodelay.core.values import (
@@ -43,6 +45,7 @@ from aiodelay.ports import Work
 from aiodelay.redis import RedisFanoutSink, RedisListSink, RedisLog, RedisStore, ShardedStore
 from aiodelay.testing.clock import VirtualClock
 from tests.support.servers import Found, redis_servers
+from tests.support.waiting import PATIENCE_S
 
 LANE = "orders"
 SHARDS = 4
@@ -180,9 +183,10 @@ def test_v1_a_process_of_another_epoch_changes_nothing(url: str, namespace: str,
 
     async def play() -> None:
         async with (
-            ShardedStore(f"{url}?shards={former}&timeout_ms=100", namespace=namespace) as store,
+            ShardedStore(f"{url}?shards={former}", namespace=namespace) as store,
             store.work("w", [LANE]) as work,
         ):
+            store.follower.wait_s = 0.1
             await put(store, ["claimed"])
             (held,) = (await work.claim({LANE: Demand(1)}, request=new_id(), lease_ms=LEASE_MS)).claims
             before = _contents(url, namespace)
@@ -232,6 +236,13 @@ def _contents(url: str, namespace: str) -> dict[str, Any]:
 # --- claims -----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def _no_safety_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a shard be asked only if something may be due, and only wake-ups end a wait."""
+    monkeypatch.setattr(RedisStore, "traits", replace(RedisStore.traits, safety_poll_ms=3_600_000))
+    monkeypatch.setattr(transfer, "SAFETY_POLL_S", 3_600.0)
+
+
 class Calls:
     """Counts the claims that reach the server."""
 
@@ -253,6 +264,7 @@ class Calls:
         return taken
 
 
+@pytest.mark.usefixtures("_no_safety_poll")
 def test_a_claim_takes_one_round_trip_to_each_shard_and_only_where_something_is_due(
     url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +291,7 @@ def test_a_claim_takes_one_round_trip_to_each_shard_and_only_where_something_is_
     asyncio.run(play())
 
 
+@pytest.mark.usefixtures("_no_safety_poll")
 def test_a_claim_from_empty_lanes_asks_no_shard_because_of_a_lane_with_more(
     url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,6 +415,7 @@ def test_l5_suspects_are_tried_although_another_lane_of_their_shard_has_a_messag
     asyncio.run(play())
 
 
+@pytest.mark.usefixtures("_no_safety_poll")
 def test_l2_a_put_of_another_process_ends_a_wait(url: str, namespace: str) -> None:
     async def play() -> None:
         async with opened(url, namespace) as (_, work), ShardedStore(url, namespace=namespace) as other:
@@ -409,7 +423,7 @@ def test_l2_a_put_of_another_process_ends_a_wait(url: str, namespace: str) -> No
                 work.clear()
                 assert await claim(work) == []
                 (message_id,) = ids_of(shard, 1)
-                async with asyncio.timeout(1.5), asyncio.TaskGroup() as tasks:
+                async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as tasks:
                     waiting = tasks.create_task(work.wait(until_ms=None))
                     await asyncio.sleep(0)
                     await put(other, [message_id])
@@ -468,6 +482,7 @@ def test_limits_are_refused_in_words(url: str, namespace: str, limit: Limit) -> 
     asyncio.run(play())
 
 
+@pytest.mark.usefixtures("_no_safety_poll")
 def test_lists_are_reached_exactly_once_and_topics_and_logs_at_least_once(url: str, namespace: str) -> None:
     async def play() -> None:
         async with ShardedStore(f"{url}?shards={SHARDS}", namespace=namespace) as store:
@@ -483,7 +498,7 @@ def test_lists_are_reached_exactly_once_and_topics_and_logs_at_least_once(url: s
                 assert (sum(moved), max(moved) <= 20) == (50, True)
                 assert (await moving.transfer(Demand(20))).next_due_ms is None
                 await put(store, ["late"], sink.name, namespace)
-                async with asyncio.timeout(1.5):
+                async with asyncio.timeout(PATIENCE_S):
                     await moving.wait(until_ms=None)
                 assert (await moving.transfer(Demand(20))).moved == 1
             with Redis.from_url(url) as client:

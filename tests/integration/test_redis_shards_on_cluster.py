@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +51,8 @@ from tests.support.topologies import SLOTS, Cluster, clustered
 from tests.support.waiting import until, until_sync
 
 LANE, SHARDS = "orders", 4
+STABLE = ("--cluster-node-timeout", "60000")
+"""The ms after which the cluster gives up a node that does not answer: no test here needs that."""
 HOUR_AHEAD_MS = int(time.time() * 1000) + 3_600_000
 
 
@@ -61,7 +63,7 @@ class Order:
 
 @pytest.fixture(scope="module", params=redis_products(), ids=lambda found: found.name)
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with clustered(request.param.program, replicas=False) as found:
+    with clustered(request.param.program, *STABLE, replicas=False) as found:
         yield found
 
 
@@ -186,16 +188,22 @@ def test_messages_of_all_shards_reach_a_list_and_a_handler(cluster: Cluster, nam
     asyncio.run(play())
 
 
-def test_s2_the_layout_of_a_new_namespace_waits_for_its_level_of_durability(cluster: Cluster, namespace: str) -> None:
+def unavailable(call: Callable[[], Coroutine[Any, Any, object]]) -> str:
+    """Return the error of a call. If a server stands still, it may be another error than the expected one."""
+    with pytest.raises(StoreUnavailableError) as raised:
+        asyncio.run(call())
+    return str(raised.value)
+
+
+def test_s2_the_layout_of_a_new_namespace_waits_for_its_level_of_durability(cluster: Cluster) -> None:
     """Later calls to the other shards do not wait for this write: they are on other nodes."""
 
     async def opens() -> None:
         url = f"{cluster.url}?shards={SHARDS}&durability=replicated:1&timeout_ms=500"
-        async with ShardedStore(url, namespace=namespace):
+        async with ShardedStore(url, namespace=uuid4().hex):
             pass
 
-    with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):
-        asyncio.run(opens())
+    until_sync(lambda: "only 0 of 1 replicas" in unavailable(opens), "the error is that of the durability")
 
 
 def test_s2_s6_a_namespace_moves_to_other_nodes_and_its_processes_follow(cluster: Cluster, namespace: str) -> None:
@@ -262,11 +270,17 @@ def test_s2_each_write_of_a_move_waits_for_its_durability_and_a_copy_comes_befor
 
 
 def test_a_move_whose_writes_reach_too_few_replicas_does_not_begin(cluster: Cluster, namespace: str) -> None:
+    async def moves() -> None:
+        await reshard(f"{cluster.url}?durability=replicated:1&timeout_ms=500", namespace, 4, lambda *_: None)
+
     async def play() -> None:
         async with ShardedStore(cluster.url, namespace=namespace) as store:
             await put(store, ["m"])
-            with pytest.raises(StoreUnavailableError, match="only 0 of 1 replicas"):
-                await reshard(f"{cluster.url}?durability=replicated:1&timeout_ms=500", namespace, 4, lambda *_: None)
+
+            async def is_refused() -> bool:
+                return "only 0 of 1 replicas" in await asyncio.to_thread(unavailable, moves)
+
+            await until(is_refused, "the error is that of the durability")
             assert await store.get("m") is not None
         for field in ("mover", "confirmed"):
             assert cluster.owner(meta(namespace, 0)).command("HEXISTS", meta(namespace, 0), field) == b":0\r\n"
@@ -396,7 +410,7 @@ def test_s1_the_clock_of_a_shards_node_decides_and_no_claim_is_repeated_in_vain(
 def parted() -> Iterator[Cluster]:
     """A cluster without replicas, whose nodes serve their slots while others are away, and keep their data."""
     settings = ("--cluster-require-full-coverage", "no", "--appendonly", "yes", "--appendfsync", "always")
-    with clustered(redis_products()[0].program, *settings, replicas=False) as found:
+    with clustered(redis_products()[0].program, *STABLE, *settings, replicas=False) as found:
         yield found
 
 
@@ -450,10 +464,10 @@ def test_the_error_of_a_shard_that_is_away_has_the_present_reason(parted: Cluste
 
     async def play() -> None:
         node = parted.owner(meta(namespace, 1))
-        async with opened(parted, namespace, "&timeout_ms=300") as (store, _):
+        async with opened(parted, namespace) as (store, _):
             (message_id,) = ids_of([1], 1)
             os.kill(node.pid, signal.SIGSTOP)
-            assert "no answer within 300 ms" in await reason(store, message_id)
+            assert "no answer within 5000 ms" in await reason(store, message_id)
             node.kill()
 
             async def is_present() -> bool:

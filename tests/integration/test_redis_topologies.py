@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 import pytest
@@ -45,6 +46,8 @@ from tests.support.servers import Found, RedisServer, redis_products, stopped
 from tests.support.topologies import PRIMARY, Cluster, SentinelTrio, clustered, node_of_a_cluster, watched
 from tests.support.waiting import until, until_sync
 
+STABLE = "60000"
+"""The ms after which a silent server is replaced: no test here needs that, and servers may stand still."""
 NAMESPACE, META = "faults", "{faults:00}:meta"
 LISTS, AGAIN_MS = "redis-list", 100
 WRITES: dict[str, Callable[[str], tuple[str, ...]]] = {
@@ -57,13 +60,13 @@ WRITES: dict[str, Callable[[str], tuple[str, ...]]] = {
 
 @pytest.fixture(scope="session", params=redis_products(), ids=lambda found: found.name)
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with clustered(request.param.program) as found:
+    with clustered(request.param.program, "--cluster-node-timeout", STABLE) as found:
         yield found
 
 
 @pytest.fixture(scope="session", params=redis_products(), ids=lambda found: found.name)
 def trio(request: pytest.FixtureRequest) -> Iterator[SentinelTrio]:
-    with watched(request.param.program) as found:
+    with watched(request.param.program, settings=f"sentinel down-after-milliseconds {PRIMARY} {STABLE}\n") as found:
         yield found
 
 
@@ -81,6 +84,17 @@ def put(message_id: str, lane: str = "work", address: str = "", rule: Mapping[st
 async def opens(url: str) -> None:
     async with RedisStore(url, namespace=NAMESPACE):
         pass
+
+
+def refuses(url: str, text: str) -> None:
+    """Open the store again and again until the error has a text. A server that stands still gives another error."""
+
+    def says_so() -> bool:
+        with pytest.raises(StoreUnavailableError) as raised:
+            asyncio.run(opens(url))
+        return re.search(text, str(raised.value)) is not None
+
+    until_sync(says_so, f"the error is: {text}")
 
 
 def complete(node: RedisServer) -> list[str]:
@@ -351,17 +365,19 @@ def test_calls_wait_while_their_slot_moves_and_no_script_ends_half_way(cluster: 
     """Every fixed key of the namespace exists: without the guard key, the node would begin the script."""
 
     async def play() -> None:
-        async with RedisStore(f"{cluster.url}?timeout_ms=1000", namespace=NAMESPACE) as store:
+        async with RedisStore(f"{cluster.url}?timeout_ms=60000", namespace=NAMESPACE) as store:
+            client = store._checked().client
             assert isinstance((await store.apply([put("before")]))[0], Stored)
             owner = cluster.owner(META)
             made = complete(owner)
             target = next(each for each in cluster.primaries if each is not owner)
             cluster.begin_move(META, target)
+            client._patience_s = 1.0
             refused = (await store.apply([put("during")]))[0]
+            client._patience_s = 60.0
             assert isinstance(refused, Refused), refused
             assert "TRYAGAIN" in refused.detail or "ASK" in refused.detail
-            with pytest.raises(StoreUnavailableError, match=r"TRYAGAIN|ASK"):
-                await opens(f"{cluster.url}?timeout_ms=300")
+            await asyncio.to_thread(refuses, f"{cluster.url}?timeout_ms=300", "TRYAGAIN|ASK")
             for key in made:
                 assert owner.command("DEL", key) == b":1\r\n"
             cluster.move_keys(META, owner, target)
@@ -391,10 +407,9 @@ def test_addresses_that_are_unreachable_from_here_are_replaced(program: str) -> 
     try:
         node.command("CLUSTER", "ADDSLOTS", *map(str, range(16_384)))
         until_sync(lambda: b"cluster_state:ok" in node.command("CLUSTER", "INFO"), "the node serves all slots")
-        seed = f"redis+cluster://127.0.0.1:{node.port}?timeout_ms=1000"
-        with pytest.raises(StoreUnavailableError, match=r"127\.0\.0\.1:1, which the cluster names .* put announce="):
-            asyncio.run(opens(seed))
-        asyncio.run(opens(f"{seed}&announce=127.0.0.1:1=127.0.0.1:{node.port}"))
+        seed = f"redis+cluster://127.0.0.1:{node.port}"
+        refuses(f"{seed}?timeout_ms=1000", r"127\.0\.0\.1:1, which the cluster names .* put announce=")
+        asyncio.run(opens(f"{seed}?announce=127.0.0.1:1=127.0.0.1:{node.port}"))
     finally:
         node.stop()
 
@@ -403,8 +418,7 @@ def test_addresses_that_are_unreachable_from_here_are_replaced(program: str) -> 
 def test_a_cluster_without_all_slots_says_so(program: str) -> None:
     node = node_of_a_cluster(program)
     try:
-        with pytest.raises(StoreUnavailableError, match=r"no node serves slot .* CLUSTER NODES"):
-            asyncio.run(opens(f"redis+cluster://127.0.0.1:{node.port}?timeout_ms=300"))
+        refuses(f"redis+cluster://127.0.0.1:{node.port}?timeout_ms=300", "no node serves slot .* CLUSTER NODES")
     finally:
         node.stop()
 
@@ -419,11 +433,15 @@ def test_nodes_that_have_left_the_cluster_are_forgotten(program: str, monkeypatc
         first, second = (
             next(key for key in map(str, range(99)) if cluster.owner(key) is each) for each in (left, seed)
         )
-        client = Client(read_url(f"redis+cluster://127.0.0.1:{seed.port}?timeout_ms=500"))
+        client = Client(read_url(f"redis+cluster://127.0.0.1:{seed.port}?timeout_ms=30000"))
         await client.command("GET", first)
         assert b"name=aiodelay" in left.command("CLIENT", "LIST")
-        assert replica.command("CLUSTER", "FAILOVER") == b"+OK\r\n"
-        await until(lambda: cluster.works_without(left, first, replicas=1), "the replica is the primary")
+
+        def has_taken_over() -> bool:
+            replica.command("CLUSTER", "FAILOVER")  # It gives up if a node stands still for 5 s.
+            return cluster.works_without(left, first, replicas=1)
+
+        await until(has_taken_over, "the replica is the primary")
         await client.command("GET", first)
         for each in cluster.nodes:
             if each is not left:
@@ -438,7 +456,7 @@ def test_nodes_that_have_left_the_cluster_are_forgotten(program: str, monkeypatc
                 await client.command("GET", first)
         await client.aclose()
 
-    with clustered(program, primaries=2) as cluster:
+    with clustered(program, "--cluster-node-timeout", STABLE, primaries=2) as cluster:
         asyncio.run(play(cluster))
 
 
@@ -463,10 +481,10 @@ def test_servers_that_are_no_sentinels_are_refused_and_the_reverse(trio: Sentine
 def test_a_missing_majority_is_a_warning(trio: SentinelTrio, caplog: pytest.LogCaptureFixture) -> None:
     alive = trio.sentinels[0].port
     with caplog.at_level(logging.WARNING, "aiodelay.redis"):
-        asyncio.run(opens(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{alive},127.0.0.1:2/{PRIMARY}"))
+        asyncio.run(opens(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{alive},127.0.0.1:2/{PRIMARY}?timeout_ms=60000"))
     assert "2 of 3 Sentinels do not answer" in caplog.text
-    with pytest.raises(StoreUnavailableError, match=r"no Sentinel answers: 127\.0\.0\.1:1"):
-        asyncio.run(opens(f"redis+sentinel://127.0.0.1:1,127.0.0.1:2/{PRIMARY}?timeout_ms=300"))
+    url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:2/{PRIMARY}?timeout_ms=300"
+    refuses(url, r"no Sentinel answers: 127\.0\.0\.1:1")
 
 
 def test_a_call_that_outlives_its_client_leaves_no_connection(trio: SentinelTrio) -> None:

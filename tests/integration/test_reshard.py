@@ -390,6 +390,22 @@ async def _cut_off(patch: pytest.MonkeyPatch, url: str, namespace: str, shards: 
     return True
 
 
+STOPS_MIDWAY = """
+import sys, time
+from aiodelay.cli import main
+write = sys.stderr.write
+def write_and_stop(text):
+    if "examined" not in text:
+        return write(text)
+    write(f"{text}\\n")
+    sys.stderr.flush()
+    time.sleep(600)
+sys.stderr.write = write_and_stop
+main()
+"""
+"""A program that stands still once it has told of its progress, so that no test comes too late to kill it."""
+
+
 def test_a_move_killed_by_a_signal_goes_on(url: str, namespace: str, tmp_path: Path) -> None:
     async def store_many() -> None:
         async with ShardedStore(url, namespace=namespace) as store:
@@ -403,7 +419,7 @@ def test_a_move_killed_by_a_signal_goes_on(url: str, namespace: str, tmp_path: P
 
     asyncio.run(store_many())
     arguments = ["reshard", url, "--shards", "3", "--yes", "--namespace", namespace]
-    program = [sys.executable, "-c", "from aiodelay.cli import main; main()", *arguments]
+    program = [sys.executable, "-c", STOPS_MIDWAY, *arguments]
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as victim:
         assert victim.stderr is not None
         for line in victim.stderr:

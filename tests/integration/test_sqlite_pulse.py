@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from aiodelay.backends.sqlite import pulse, writer
 from aiodelay.backends.sqlite.work import SqliteWork
 from aiodelay.backends.sqlite.writer import Writer
 from aiodelay.core.ids import new_id, new_op
-from aiodelay.core.pulse import PULSE_MS, QUIET_MS
+from aiodelay.core.pulse import ANSWER_MS, QUIET_MS
 from aiodelay.core.transitions import token_counter, token_for
 from aiodelay.core.values import After, Cancel, Claim, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome
 from aiodelay.errors import StoreUnavailableError
@@ -35,6 +36,14 @@ pytestmark = pytest.mark.asyncio
 LANE = "work"
 LEASE_MS = 15_000
 AT_ONCE = 60
+PULSE_MS = 60_000
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each look at other workers, and each answer of the writer, more time than a slow machine needs."""
+    monkeypatch.setattr(pulse, "PULSE_MS", PULSE_MS)
+    monkeypatch.setattr(writer, "ANSWER_MS", PULSE_MS)
 
 
 class Stage:
@@ -412,10 +421,10 @@ async def test_b2_a_worker_alone_takes_no_step_until_somebody_writes(tmp_path: P
             return (await asyncio.to_thread(work.pulse.step, ())).wait_ms == QUIET_MS
 
         await until(is_quiet, "the watcher has seen the writes of the start")
-        waiting = asyncio.create_task(asyncio.to_thread(work.pulse.wait, QUIET_MS))
+        waiting = asyncio.create_task(asyncio.to_thread(work.pulse.wait, 2 * PULSE_MS))
         await asyncio.sleep(0)
         await store.apply([Put(new_op(), Envelope("m", LANE), After(60_000))])
-        async with asyncio.timeout(QUIET_MS / 2000):
+        async with asyncio.timeout(PULSE_MS / 1000):
             await waiting
         assert not await is_quiet(), "the writer may lock its file a little later than it writes"
         assert (await asyncio.to_thread(work.pulse.step, [1])).wait_ms == PULSE_MS
@@ -471,11 +480,14 @@ async def test_l1_b1_a_pulse_renews_and_settles_while_the_event_loop_is_blocked(
 
         thread = threading.Thread(target=run)
         thread.start()
-        thread.join(30)  # the loop is blocked meanwhile
+        thread.join(PULSE_MS / 1000)  # the loop is blocked meanwhile
         assert outcomes == [RenewOutcome.RENEWED, SettleOutcome.SETTLED, SettleOutcome.SETTLED]
 
 
-async def test_l1_a_pulse_does_not_wait_for_a_file_that_does_not_answer(tmp_path: Path) -> None:
+async def test_l1_a_pulse_does_not_wait_for_a_file_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "ANSWER_MS", ANSWER_MS)
     async with stage(tmp_path) as there:
         await there.put(1)
         [claim] = await there.claim()

@@ -23,6 +23,8 @@ from tests.support.servers import RedisServer, redis_programs, start
 
 PASSWORD = "hunter2"
 WORK = {"to": "handler:work", "payload": "p", "delay": "1h"}
+PATIENT = "timeout_ms=60000&connect_timeout_ms=60000"
+"""For a server that answers later than a store of Redis waits by default."""
 
 
 @pytest.fixture
@@ -127,7 +129,7 @@ def test_a_file_of_something_else(tmp_path: Path, make: Callable[[Path], None]) 
 
 
 def test_a_redis_that_cannot_keep_messages(redis: RedisServer, tmp_path: Path) -> None:
-    url = redis.url
+    url = f"{redis.url}?{PATIENT}"
 
     async def open_once() -> None:
         async with Scheduler(url, dispatch=False):
@@ -162,7 +164,7 @@ def server_that_says(info: str) -> Iterator[str]:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answering) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
-        yield f"redis://127.0.0.1:{server.server_address[1]}"
+        yield f"redis://127.0.0.1:{server.server_address[1]}?{PATIENT}"
         server.shutdown()
         thread.join()
 
@@ -184,9 +186,10 @@ def test_a_server_that_is_too_old(tmp_path: Path, info: str, shown: str) -> None
 
 def test_a_redis_that_lets_nobody_in(redis: RedisServer, tmp_path: Path) -> None:
     redis.command("CONFIG", "SET", "requirepass", "right")
-    error = type(library(f"redis://:{PASSWORD}@127.0.0.1:{redis.port}")).__name__
+    url = f"redis://:{PASSWORD}@127.0.0.1:{redis.port}?{PATIENT}"
+    error = type(library(url)).__name__
     code = 5 if error == "StoreUnavailableError" else 1
-    refused_alike(f"redis://:{PASSWORD}@127.0.0.1:{redis.port}", error, "***", tmp_path, code=code)
+    refused_alike(url, error, "***", tmp_path, code=code)
 
 
 def test_a_store_that_is_not_there(tmp_path: Path) -> None:
@@ -198,14 +201,15 @@ def test_a_store_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_store_that_becomes_full_or_goes_away(redis: RedisServer, tmp_path: Path) -> None:
-    cli = Cli(f"{redis.url}?timeout_ms=1000", tmp_path)
+    patient, hasty = f"{redis.url}?{PATIENT}", f"{redis.url}?timeout_ms=1000"
+    cli = Cli(patient, tmp_path)
     schedule = ("schedule", "handler:work", "p", "--delay", "1h")
     line = json.dumps(WORK)
     ndjson = {"content-type": "application/x-ndjson"}
 
-    async def play() -> None:
+    async def becomes_full() -> None:
         async with (
-            Scheduler(f"{redis.url}", dispatch=False, store_timeout="1s") as scheduler,
+            Scheduler(patient, dispatch=False, store_timeout="60s") as scheduler,
             serving_api(scheduler, **ALL) as client,
         ):
             assert (await client.post("/v1/messages", json=WORK)).status_code == 201
@@ -216,13 +220,20 @@ def test_a_store_that_becomes_full_or_goes_away(redis: RedisServer, tmp_path: Pa
             ran = await asyncio.to_thread(cli, *schedule, "--json")
             assert (ran.code, ran.error["error"]) == (5, "StoreFullError")
             redis.command("CONFIG", "SET", "maxmemory", "0")
+
+    async def goes_away() -> None:
+        async with (
+            Scheduler(redis.url, dispatch=False, store_timeout="1s") as scheduler,
+            serving_api(scheduler, **ALL) as client,
+        ):
             await asyncio.to_thread(redis.stop)
             answer = await client.get("/v1/counts")
             problem_of(answer, 503, "StoreUnavailableError")
             assert answer.headers["retry-after"] == "1"
             stored = await client.post("/v1/messages", json=WORK)
             assert stored.json()["error"] in ("StoreUnavailableError", "OutcomeUnknownError"), stored.text
-            ran = await asyncio.to_thread(cli, *schedule, "--json")
+            ran = await asyncio.to_thread(cli, *schedule, "--json", store=hasty)
             assert (ran.code, ran.error["error"]) == (5, "StoreUnavailableError")
 
-    asyncio.run(play())
+    asyncio.run(becomes_full())
+    asyncio.run(goes_away())

@@ -141,7 +141,7 @@ class FanoutMachine(RuleBasedStateMachine):
                 f"{TOPIC}?consumer={name}", uuid4().hex, self.letters.put_back, self.letters.now_ms
             )
             feed = self.feeds[name] = await self.opened.enter_async_context(opening)
-        claims = (await feed.claim({LANE: Demand(n)}, request="r", lease_ms=60_000)).claims
+        claims = (await feed.claim({LANE: Demand(n)}, request="r", lease_ms=600_000)).claims
         expected: list[str] = []
         while model.waiting and len(expected) < n:
             first = model.waiting.popleft()
@@ -187,7 +187,7 @@ class FanoutMachine(RuleBasedStateMachine):
 @pytest.fixture(params=redis_servers(), ids=lambda found: found.name)
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     with serving(request.param) as url:
-        yield url
+        yield f"{url}?timeout_ms=60000"
 
 
 @pytest.mark.parametrize("max_messages", [0, pytest.param(8, marks=pytest.mark.valkey_too)])

@@ -183,7 +183,7 @@ class Pair:
 @pytest.fixture(scope="module", params=redis_servers(), ids=lambda found: found.name)
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     with serving(request.param) as found:
-        yield found
+        yield f"{found}?timeout_ms=60000"
 
 
 @pytest.mark.valkey_too

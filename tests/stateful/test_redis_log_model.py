@@ -177,7 +177,7 @@ class LogMachine(RuleBasedStateMachine):
         if feed is None:
             opening = self.log.feed(f"{TOPIC}?consumer={name}", uuid4().hex, self.letters.put_back, self.letters.now_ms)
             feed = self.feeds[name] = await self.opened.enter_async_context(opening)
-        claims = (await feed.claim({LANE: Demand(n)}, request="r", lease_ms=60_000)).claims
+        claims = (await feed.claim({LANE: Demand(n)}, request="r", lease_ms=600_000)).claims
         expected: list[int] = []
         while model.back and len(expected) < n:
             index = model.back.popleft()
@@ -241,7 +241,7 @@ class LogMachine(RuleBasedStateMachine):
 @pytest.fixture(params=redis_servers(), ids=lambda found: found.name)
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     with serving(request.param) as url:
-        yield url
+        yield f"{url}?timeout_ms=60000"
 
 
 LIMITS = [{}, {"max_messages": 8}, {"drop_passed": True}]

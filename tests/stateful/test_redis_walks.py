@@ -32,7 +32,7 @@ class RedisMachine(StoreMachine):
 @pytest.fixture(params=redis_servers(), ids=lambda found: found.name)
 def machine(request: pytest.FixtureRequest) -> Iterator[type[RedisMachine]]:
     with serving(request.param) as url:
-        yield type("RedisMachineOf", (RedisMachine,), {"url": url})
+        yield type("RedisMachineOf", (RedisMachine,), {"url": f"{url}?timeout_ms=60000"})
 
 
 @pytest.mark.valkey_too

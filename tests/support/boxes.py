@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from tests.support.topics import new_producer
+from tests.support.waiting import until_sync
 
 __all__ = ["Out", "headers_of", "request", "send"]
 
@@ -60,9 +61,12 @@ class Out:
     def __init__(self, bootstrap: str, topic: str, *, read: str = "uncommitted") -> None:
         options = {"bootstrap.servers": bootstrap, "group.id": "out", "enable.auto.commit": False}
         self._consumer = Consumer(options | {"isolation.level": f"read_{read}", "auto.offset.reset": "earliest"})
-        partitions = self._consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        partitions = until_sync(lambda: self._partitions(topic), f"the broker knows {topic}")
         self._consumer.assign([TopicPartition(topic, n, 0) for n in partitions])
         self.records: list[Message] = []
+
+    def _partitions(self, topic: str) -> Collection[int]:
+        return list(self._consumer.list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions)
 
     async def until(self, n: int, timeout_s: float = PATIENCE_S) -> list[Message]:
         """Wait for at least `n` records. Return all records."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from aiodelay.backends.registry import open_store
+from aiodelay.errors import StoreUnavailableError
 from aiodelay.testing import history as h
 from aiodelay.testing.history import Limits, Report, check
 
 from .processes import Crew
+from .waiting import until
 
 __all__ = ["final_of", "judge_store", "leases_in", "url_of"]
 
@@ -43,10 +46,17 @@ def final_of(url: str, leases: Callable[[], int]) -> h.Final:
 
 
 async def _final(url: str, leases: Callable[[], int]) -> h.Final:
-    async with open_store(url, namespace="default", clock=None) as store:
-        final = await h.content_of(store)
-    final.leases = leases()
-    return final
+    found: list[h.Final] = []
+
+    async def is_read() -> bool:
+        with suppress(StoreUnavailableError):
+            async with open_store(url, namespace="default", clock=None) as store:
+                found.append(await h.content_of(store))
+        return bool(found)
+
+    await until(is_read, "the store is read")
+    found[0].leases = leases()
+    return found[0]
 
 
 def leases_in(path: Path) -> int:

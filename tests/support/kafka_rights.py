@@ -14,7 +14,7 @@ WAIT_S = 60.0
 def grant(admin: AdminClient, *rights: AclBinding) -> None:
     """Grant rights. Return when the broker applies them, which is later than its answer that they are stored."""
     for each in admin.create_acls([*rights]).values():
-        each.result(10)
+        each.result(WAIT_S)
     for right in rights:
         _wait_for(admin, right, is_there=True)
 
@@ -22,13 +22,13 @@ def grant(admin: AdminClient, *rights: AclBinding) -> None:
 def revoke(admin: AdminClient, right: AclBinding) -> None:
     """Revoke a right. Return when the broker applies the change."""
     (ended,) = admin.delete_acls([_as_filter(right)]).values()
-    ended.result(10)
+    ended.result(WAIT_S)
     _wait_for(admin, right, is_there=False)
 
 
 def _wait_for(admin: AdminClient, right: AclBinding, *, is_there: bool) -> None:
     deadline = time.monotonic() + WAIT_S
-    while bool(admin.describe_acls(_as_filter(right)).result(10)) is not is_there:
+    while bool(admin.describe_acls(_as_filter(right)).result(WAIT_S)) is not is_there:
         assert time.monotonic() < deadline, f"the broker does not heed {right}"
         time.sleep(0.02)
 

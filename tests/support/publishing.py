@@ -18,6 +18,7 @@ LANE = "numbers"
 class MessagesConformance(PublisherConformance[Received[bytes]]):
     to = f"handler:{LANE}"
     source: str | None = None
+    soon_s = 60.0
 
     def make_scheduler(self, **settings: Any) -> Scheduler:  # noqa: ANN401
         return Scheduler("memory://", **settings)

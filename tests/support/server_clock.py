@@ -19,7 +19,7 @@ from aiodelay.testing.servers import RedisServer
 
 __all__ = ["FileClock", "ServerClock", "SteppedClock", "clock_shim", "serving_with_clock"]
 
-NOTICES_S = 20.0
+NOTICES_S = 60.0
 SHIM = r"""
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -29,7 +29,7 @@ __all__ = [
     "stopped",
 ]
 
-REPLICATES_S = 20.0
+REPLICATES_S = 60.0
 
 
 def redis_products() -> list[Found]:

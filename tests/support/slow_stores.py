@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pytest
+from msgspec.structs import replace
 
 from aiodelay.core.values import Put, Refused, Stored, Unknown
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.ports import Store
+from aiodelay.testing.conformance.stage import WakeUps
 
 from .waiting import until
 
-__all__ = ["opened_patiently", "stored_patiently"]
+__all__ = ["POLL_MS", "opened_patiently", "stored_patiently", "wait_long_for_wake_ups"]
+
+SOON_S, POLL_MS = 30.0, 120_000
+"""How late a wake-up may come, and the safety poll, which is still later."""
 
 S = TypeVar("S")
 
@@ -39,3 +46,10 @@ async def stored_patiently(store: Store, puts: Sequence[Put]) -> None:
         while left := [each for each in await store.apply(puts) if not isinstance(each, Stored)]:
             for each in left:
                 assert isinstance(each, Unknown) or (isinstance(each, Refused) and each.reason == "unavailable"), each
+
+
+def wait_long_for_wake_ups(monkeypatch: pytest.MonkeyPatch, *stores: Any) -> None:  # noqa: ANN401 - classes of stores
+    """Let the suite's rules about wake-ups hold for a process that stands still. A lost wake-up still fails them."""
+    monkeypatch.setattr(WakeUps, "soon_s", SOON_S)
+    for store in stores:
+        monkeypatch.setattr(store, "traits", replace(store.traits, safety_poll_ms=POLL_MS))

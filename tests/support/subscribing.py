@@ -77,7 +77,7 @@ class PlaceSubscriber:
 
 
 class PlaceConformance(SubscriberConformance[Claim]):
-    quiet_s = 0.05
+    quiet_s, soon_s, at_once_s = 0.05, 60.0, 10.0
 
     @abstractmethod
     def make_place(self, runners: Runners, on_free: Callable[[], None]) -> Place: ...

@@ -89,7 +89,7 @@ def producing(bootstrap: str, **options: str) -> Iterator[Producer]:
     """Open `new_producer`. At the end, all records are written, once and in order, or the test fails."""
     producer = new_producer(bootstrap, options)
     yield producer
-    assert producer.flush(30) == 0
+    assert producer.flush(PATIENCE_S) == 0
 
 
 @cache

@@ -117,7 +117,7 @@ class Cluster:
             count, keys = _keys(source.command("CLUSTER", "GETKEYSINSLOT", slot, "1"))
             if not count:
                 break
-            answer = source.command("MIGRATE", "127.0.0.1", str(target.port), keys, "0", "5000")
+            answer = source.command("MIGRATE", "127.0.0.1", str(target.port), keys, "0", "60000")
             assert answer[:1] == b"+", answer
             moved += 1
         return moved

@@ -40,6 +40,7 @@ async def until(condition: Callable[[], Any], what: str, timeout_s: float = PATI
     ends = clock() + timeout_s
     while True:
         answer = condition()
+        assert not inspect.isasyncgen(answer), "an asynchronous generator is always true"
         if inspect.isawaitable(answer):
             answer = await answer
         if answer:

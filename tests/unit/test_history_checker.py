@@ -227,6 +227,13 @@ def taken_over(*, at: int) -> Tale:
     return story.wait(at).claim(by="q").run(by="q").settle(by="q").final()
 
 
+def killed_late() -> Tale:
+    """Whoever kills p stands still between the note and the kill. Meanwhile p claims a message and runs it."""
+    story = Tale().put().process("killed").wait(20).claim().run(result="")
+    story.process("ended", code=-9)
+    return story.claim(by="q").run(by="q").settle(by="q").final()
+
+
 def killed_then_failed() -> Tale:
     """Process p dies with a message; q takes it over, fails, and tries again: one run again, for one in flight."""
     story = Tale().process("ready").process("ready", by="q").put().wait(10).claim().run(result="")
@@ -614,6 +621,7 @@ CLEAN: dict[str, Callable[[], Tale]] = {
         .settle()
         .final()
     ),
+    "claimed between the note of a kill and the kill": killed_late,
     "put back, and its process killed before the source heard of it": lambda: put_back(answer=""),
     "given up": lambda: Tale().put().wait(10).claim().run(result="failed").settle(kind="dead").final(dead=("a",)),
     "run again after a kill": lambda: taken_over(at=1_100),

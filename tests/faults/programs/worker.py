@@ -26,8 +26,10 @@ import msgspec
 
 from aiodelay import Conflict, Context, Received, Retry, Scheduler
 from aiodelay.backends.registry import open_store
-from aiodelay.core import features
+from aiodelay.backends.sqlite import writer
+from aiodelay.core import features, pulse
 from aiodelay.core.values import Delivery, Demand, SendOutcome, Sent
+from aiodelay.engine import lifecycle, subscriptions
 from aiodelay.ports import Sink
 from aiodelay.redis import RedisFanoutSink, RedisFanoutSource, RedisListSink, RedisListSource, RedisLog
 from aiodelay.testing import history as h
@@ -44,6 +46,9 @@ __all__ = ["Burst", "Plan", "Stream"]
 BULK, BULK_BYTES = 50, 20_000
 DOWN_MS = 5_000
 """More than ten attempts with a pause of 200 ms take, so a message whose destination is down becomes a dead letter."""
+PATIENT_MS = 60_000
+NOTED_S = 30.0
+LOOKS = 300
 SOURCES = {"redis-list": RedisListSource, "redis-fanout": RedisFanoutSource, "redis-log": RedisLog}
 
 
@@ -98,6 +103,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         waits: Open the scheduler only once told `go`.
         stuck_after_ms: How long a blocked event loop keeps its claims.
         misbehaves: Where a message says so, once: block the event loop until told `go`, or fork a child.
+        is_patient: Wait for a minute, not for seconds, for a store or a process that stands still: when the scheduler
+            closes, and before another process counts as dead.
         bug: Break a promise, as the store of this name in `tests/support/bugs.py` does.
         clock: A file with the offset of the store's clock; "" = the store's usual clock.
         knows: Be a version that knows these features too.
@@ -122,6 +129,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     stream: Stream | None = None
     waits: bool = False
     misbehaves: bool = False
+    is_patient: bool = False
     stuck_after_ms: int = 300_000
     bug: str = ""
     clock: str = ""
@@ -158,13 +166,22 @@ class Handling:
             self._history.write(h.RunEnded(delivery_id=delivery_id, attempt=attempt, token=token, result=result))
 
     async def _do(self, context: Context) -> None:
-        """Do one of `die:<ms>`, `fail:<times>`, `down:<until epoch ms>`, `block`, `spin`, `hog:<ms>`, `fork:<how>`, or
-        `sleep:<ms>`.
+        """Do what a message says.
+
+        It is one of `die:<ms>`, `end`, `fail:<times>`, `down:<until epoch ms>`, `block`, `spin`, `hog:<ms>`,
+        `fork:<how>`, `sleep:<ms>`, `note:<folder>`, and `await:<number>:<folder>`.
         """
         what, _, number = context.headers.get("do", b"").decode().partition(":")
         if what == "die":
             await asyncio.sleep(int(number or 0) / 1000)
             kill_oneself(self._history)
+        elif what == "end":
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif what == "note":
+            (Path(number) / context.id).touch()
+        elif what == "await":
+            await until_noted(*number.split(":", 1))
+            return
         elif (what == "fail" and context.attempt <= int(number)) or (
             what == "down" and time.time() * 1000 < int(number)
         ):
@@ -186,6 +203,14 @@ class Handling:
             return False
         self._has_misbehaved = True
         return True
+
+
+async def until_noted(messages: str, folder: str) -> None:
+    """Wait until so many different messages have been noted in a folder, but at most `NOTED_S`."""
+    clock = asyncio.get_running_loop().time
+    ends_s = clock() + NOTED_S
+    while len(os.listdir(folder)) < int(messages) and clock() < ends_s:  # noqa: ASYNC110 - other processes note them
+        await asyncio.sleep(0.02)
 
 
 def block_until_told(*, is_busy: bool) -> None:
@@ -356,6 +381,23 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
+def be_patient() -> None:
+    """Let a machine stand still for seconds without a message that is not settled, or a process that counts as dead."""
+    lifecycle.CLOSE_S = subscriptions.CLOSE_S = PATIENT_MS / 1000  # type: ignore[attr-defined]
+    pulse.DEATH_MS, pulse.BEGIN_MS = PATIENT_MS, PATIENT_MS - (pulse.DEATH_MS - pulse.BEGIN_MS)
+    writer.ANSWER_MS = PATIENT_MS  # type: ignore[attr-defined]
+
+
+async def returned_resources(baseline: h.Resources) -> h.Resources:
+    """Count what might leak. A thread may end a little later than the scheduler closes."""
+    for _ in range(LOOKS):
+        found = h.count_resources("end")
+        if found.threads <= baseline.threads:
+            break
+        await asyncio.sleep(0.01)
+    return found
+
+
 def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Scheduler:
     """Make the scheduler, with a lease as short as the plan says."""
     real = (
@@ -363,6 +405,8 @@ def scheduler_of(plan: Plan, history: h.History, points: FailurePoints) -> Sched
         if plan.bug
         else open_store(plan.store, namespace="default", clock=FileClock(Path(plan.clock)) if plan.clock else None)
     )
+    if plan.is_patient:
+        be_patient()
     if plan.moves:
         return Scheduler(plan.store, lanes=list(SOURCES))
     on_redis: list[Sink] = []
@@ -417,7 +461,7 @@ async def main(plan: Plan) -> None:
         await asyncio.to_thread(sys.stdin.readline)
     else:
         await asyncio.to_thread(int)  # the default executor's thread is no leak
-    history.write(h.count_resources("baseline"))
+    history.write(baseline := h.count_resources("baseline"))
     async with asyncio.TaskGroup() as pulling, scheduler:
         for lane in plan.serve if plan.pulls else ():
             pulling.create_task(pull(scheduler, lane, plan, history, points))
@@ -440,7 +484,7 @@ async def main(plan: Plan) -> None:
             await scheduler.run_until_idle()
             while await redrive(producer, limit=500):
                 await scheduler.run_until_idle()
-    history.write(h.count_resources("end"))
+    history.write(await returned_resources(baseline))
     history.close()
     say("closed")
 

@@ -581,7 +581,10 @@ def _cause(story: Story, earlier: Attempt, again: Attempt, limits: Limits) -> Ca
     if first.is_in_doubt:
         return "fault"
     for fault in story.faults:
-        if fault.process == first.process and first.asked_ns <= fault.at_ns <= second.answered_ns < first.settled_ns:
+        # A process may work on for a while after the note that it is being killed.
+        until_ns = story.ended.get(fault.process, fault.at_ns) if fault.what == "killed" else fault.at_ns
+        is_hit = fault.process == first.process and first.asked_ns <= until_ns
+        if is_hit and fault.at_ns <= second.answered_ns < first.settled_ns:
             return "fault"
     is_settled = first.settled_ns <= second.asked_ns
     has_lapsed = not is_settled and first.deadline_ms(second.answered_ns) <= second.now_ms

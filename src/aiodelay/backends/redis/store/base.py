@@ -131,15 +131,17 @@ class Base:
             return
         opened = _Opened(self._options, self._keys)
         try:
-            servers = len(self.checked_servers)
+            servers, local = len(self.checked_servers), SystemClock()
             opened.uuid = await check_server(opened.client, self._keys, self._options, self.checked_servers)
+            asked_ms = local.now_ms()
             try:
                 server_ms = await server_time_ms(opened.client)
             except Fault as fault:
                 raise StoreUnavailableError(self.name, fault.reason) from fault
             opened.time = _ServerTime(server_ms)
             if self._clock is None and len(self.checked_servers) > servers:
-                warn_of_skew(log, opened.client.place, "server", server_ms - SystemClock().now_ms())
+                nearest_ms = min(max(server_ms, asked_ms), local.now_ms())
+                warn_of_skew(log, opened.client.place, "server", server_ms - nearest_ms)
         except BaseException:
             self.checked_servers = set()
             await opened.client.aclose()
