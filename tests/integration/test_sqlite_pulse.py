@@ -134,6 +134,23 @@ async def test_b2_the_messages_that_return_wake_the_worker_that_has_looked(
         await until(lambda: there.other.wakeup.is_set, "the worker is awake")
 
 
+async def test_b2_the_messages_that_return_later_than_a_look_waits_wake_the_worker_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Writer, "look_around", lambda _: None)  # writes of other processes wake nobody
+    monkeypatch.setattr(writer, "ANSWER_MS", 100)
+    async with stage(tmp_path) as there:
+        await there.put(1)
+        await there.claim()
+        there.end()
+        there.other.clear()
+        with closing(sqlite3.connect(there.store.path, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            await there.look()
+            assert not there.other.wakeup.is_set
+        await until(lambda: there.other.wakeup.is_set, "the worker is awake")
+
+
 async def test_c1_a_cancelled_message_that_returns_wakes_the_worker_that_has_looked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

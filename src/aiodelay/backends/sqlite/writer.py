@@ -11,7 +11,7 @@ import logging
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -221,13 +221,16 @@ class Writer:
             running = self._executor.submit(self._run, [job])
         except RuntimeError:  # The executor was shut down.
             raise ClosedError("store", "closed") from None
-        has_new = running.result(ANSWER_MS / 1000)
-        if has_new:
-            with suppress(RuntimeError):  # The event loop is closed.
-                self._loop.call_soon_threadsafe(self._woken)
+        running.add_done_callback(self._has_run_apart)
+        running.result(ANSWER_MS / 1000)
         if job.error is not None:
             raise job.error
         return job.answer  # type: ignore[return-value]
+
+    def _has_run_apart(self, done: Future[bool]) -> None:
+        if not done.cancelled() and done.exception() is None and done.result():
+            with suppress(RuntimeError):  # The event loop is closed.
+                self._loop.call_soon_threadsafe(self._woken)
 
     def look_around(self) -> None:
         """Ask the thread whether another process has written to the file. If so, call `woken`.
