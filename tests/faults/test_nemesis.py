@@ -17,6 +17,7 @@ from aiodelay import Context, Retry, Scheduler
 from aiodelay.testing import history as h
 from aiodelay.testing.history import Story
 from tests.faults.programs.kafka_user import FAR_MS
+from tests.faults.programs.worker import Plan
 from tests.nemesis.chart import as_svg, figures_in
 from tests.nemesis.kafka import (
     AHEAD_S,
@@ -37,7 +38,6 @@ from tests.nemesis.soak import Mark, SoakStage, soak, unexplained
 from tests.nemesis.sqlite import SqliteStage
 from tests.nemesis.stage import PROCESS_KINDS, Result, Span, Stage, inject, play
 from tests.support.kafka import Broker, new_name
-from tests.support.processes import Worker
 from tests.support.waiting import until_sync
 
 SECONDS, SEED = 20.0, 7
@@ -60,14 +60,13 @@ def test_the_promises_hold_under_a_random_schedule_of_faults(stage: type[Stage],
 
 
 class BrokenStage(SqliteStage):
-    """A stage whose services break a promise."""
+    """A stage whose processes break a promise."""
 
     kinds = PROCESS_KINDS
     bug = ""
 
-    def start_service(self, name: str, number: int) -> Worker:
-        plan = self.plan(name, serve=("work",), sink=True, run_ms=20, until="sigterm", bug=self.bug)
-        return self.crew.start("worker", plan, name=name)
+    def plan(self, name: str, **settings: object) -> Plan:
+        return super().plan(name, bug=self.bug, **settings)
 
 
 @pytest.mark.nightly

@@ -77,11 +77,11 @@ class IgnoresCancels(SqliteStore):
         return [Stored("cancelled", 1, 1) if isinstance(command, Cancel) else next(outcomes) for command in commands]
 
 
-EARLY_MS = 250
+EARLY_MS = 2_000
 
 
 class DeliversEarly(SqliteStore):
-    """A store that stores each due time a quarter of a second early, and answers with the right one."""
+    """A store that stores each due time two seconds early, and answers with the right one."""
 
     async def apply(self, commands: Sequence[Command], *, source: SourcePosition | None = None) -> Sequence[Outcome]:
         early = [
