@@ -21,7 +21,7 @@ from tests.faults.scene import RedisScene
 from tests.support.processes import PATIENCE_S, Worker
 from tests.support.waiting import until_sync
 
-LEASE_MS = 24_000
+LEASE_MS = 120_000
 """No test waits for the end of such a lease."""
 RETURNED = "of its messages were returned"
 PULSES = "{default:00}:pulses"
