@@ -45,7 +45,7 @@ GOAL = Goal("at most", 1.02)
 METRICS_GOAL, SAMPLED_GOAL = Goal("at most", 1.25), Goal("at most", 1.3)
 SAMPLED = 0.01
 TOLD: dict[type, Sequence[str]] = {
-    HandlerSubscription: ("_begin", "_start"),
+    HandlerSubscription: ("_read", "_start"),
     RunSettlements: ("after_failure",),
     LeaseBook: ("settle", "forget"),
 }

@@ -48,6 +48,10 @@ def node_of_a_cluster(program: str, *options: str) -> RedisServer:
         node.stop()
 
 
+class NoOwnerError(AssertionError):
+    """A node knows no owner of a slot."""
+
+
 class Cluster:
     """Primaries with equal shares of the slots, and a replica for each primary."""
 
@@ -61,17 +65,24 @@ class Cluster:
         return f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}"
 
     def owner(self, key: str) -> RedisServer:
-        """Return the node that the first living node names as the owner of a key."""
-        for node in self.nodes:
-            with suppress(OSError):
-                return self.owner_by(node, key)
-        raise AssertionError("no node is alive")
+        """Return the node that the first living node names as the owner of a key, once it knows the owner."""
+
+        def named() -> RedisServer | None:
+            for node in self.nodes:
+                with suppress(OSError, NoOwnerError):
+                    return self.owner_by(node, key)
+            return None
+
+        found = until_sync(named, f"a node names the owner of {key}")
+        assert found is not None
+        return found
 
     def owner_by(self, asked: RedisServer, key: str) -> RedisServer:
         """Return the node that one node names as the owner of a key.
 
         Raises:
             OSError: The node does not answer.
+            NoOwnerError: The node knows no owner.
         """
         slot = key_slot(key.encode())
         for line in map(str.split, asked.command("CLUSTER", "NODES").decode().splitlines()[1:]):
@@ -80,7 +91,7 @@ class Cluster:
                 if first.isdigit() and int(first) <= slot <= int(last or first):
                     port = int(line[1].partition("@")[0].rpartition(":")[2])
                     return next(node for node in self.nodes if node.port == port)
-        raise AssertionError(f"nobody owns slot {slot}")
+        raise NoOwnerError(f"nobody owns slot {slot}")
 
     def replica_of(self, primary: RedisServer) -> RedisServer:
         """Return the node that has begun as the replica of a primary."""
