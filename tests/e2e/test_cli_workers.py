@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
 from aiodelay import Message, Scheduler
 from tests.support.cli import Cli
 from tests.support.command import DEADLINE_S, Program, aiodelay
+from tests.support.service import text_at
 from tests.support.waiting import until_sync
 
 APP = """
@@ -87,10 +87,6 @@ def running(folder: Path, *options: str) -> Iterator[Program]:
 
 def pid_in(line: str) -> int:
     return int(line.rpartition(" ")[2])
-
-
-def text_at(url: str) -> str:
-    return httpx.get(url, timeout=DEADLINE_S, trust_env=False).text
 
 
 def wait_until_gone(pid: int) -> None:

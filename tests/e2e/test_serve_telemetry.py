@@ -19,8 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from aiodelay.errors import ConfigurationError
 from aiodelay.telemetry.emitting import emitting
-from tests.support.command import DEADLINE_S
-from tests.support.service import Service, until_ready
+from tests.support.service import Service, text_at, until_ready
 from tests.support.waiting import until_sync
 
 FILE = """\
@@ -52,10 +51,6 @@ def port_for_prometheus(service: Service) -> str | None:
     """Return where Prometheus reads, by the log so far."""
     found = re.search(r"http://[^\s\"]+/metrics", "\n".join(service.err.seen))
     return found and found[0]
-
-
-def text_at(url: str) -> str:
-    return httpx.get(url, timeout=DEADLINE_S, trust_env=False).text
 
 
 def test_prometheus_reads_at_a_port_of_its_own(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 
-from tests.support.command import Program
+from tests.support.command import DEADLINE_S, Program
 
-__all__ = ["Service", "until", "until_ready"]
+__all__ = ["Service", "text_at", "until", "until_ready"]
 
 READY_S = 50.0
 PROGRAM = """
@@ -81,3 +81,8 @@ def until(client: httpx.Client, is_so: Callable[[httpx.Response], bool], within_
 def until_ready(client: httpx.Client) -> None:
     """Wait until the service is ready."""
     until(client, lambda answer: answer.status_code == 200)
+
+
+def text_at(url: str) -> str:
+    """Return the text that a server gives at a URL."""
+    return httpx.get(url, timeout=DEADLINE_S, trust_env=False).text
