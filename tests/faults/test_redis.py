@@ -41,13 +41,11 @@ from aiodelay.ports import Work
 from tests.support.bad_inputs import REDIS_RECORDS
 from tests.support.proxy import proxied
 from tests.support.servers import RedisServer, replicate, start
-from tests.support.slow_stores import opened_patiently
+from tests.support.slow_stores import PATIENT, opened_patiently
 from tests.support.topologies import node_of_a_cluster
 from tests.support.waiting import until
 
 LANE = "orders"
-PATIENT = "timeout_ms=60000&connect_timeout_ms=60000"
-"""The time limits of a store in which no slow machine may fail a call."""
 HASTY_MS = 1_000
 """The time limit of a store whose calls must fail."""
 requests = count(1)

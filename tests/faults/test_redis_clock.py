@@ -22,9 +22,9 @@ from aiodelay.core.transitions import RIGHTING_MS
 from aiodelay.core.values import After, Claim, Demand, Done, Envelope, Put, SettleOutcome, State
 from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
-from tests.faults.test_redis import PATIENT
 from tests.support.server_clock import ServerClock, SteppedClock, serving_with_clock
 from tests.support.servers import redis_programs
+from tests.support.slow_stores import PATIENT
 from tests.support.waiting import until
 
 HOUR_S = 3_600

@@ -37,11 +37,10 @@ from aiodelay.testing import history as h
 from aiodelay.testing.history import Limits, check
 from tests.faults.programs.worker import Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
-from tests.faults.test_redis import PATIENT
 from tests.support.processes import PATIENCE_S
 from tests.support.proxy import Proxy, proxied, proxied_by_thread
 from tests.support.servers import RedisServer, offset_of, redis_programs, replicate, replicated_until_ns, start
-from tests.support.slow_stores import opened_patiently
+from tests.support.slow_stores import PATIENT, opened_patiently
 from tests.support.waiting import until, until_sync
 
 LANE = "work"

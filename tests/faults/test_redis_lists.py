@@ -25,12 +25,12 @@ from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
 from tests.faults.test_poison import most_deaths
-from tests.faults.test_redis import PATIENT, in_loop
+from tests.faults.test_redis import in_loop
 from tests.support.observed import FailurePoint
 from tests.support.processes import PATIENCE_S, Worker
 from tests.support.proxy import proxied
 from tests.support.servers import RedisServer
-from tests.support.slow_stores import opened_patiently
+from tests.support.slow_stores import PATIENT, opened_patiently
 from tests.support.waiting import until, until_sync
 
 LIST, OTHER = "orders", "mails"

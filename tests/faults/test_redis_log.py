@@ -14,12 +14,13 @@ from aiodelay.redis import LogMessage, RedisLog, RedisStore
 from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst
 from tests.faults.scene import TAKEOVER_MS, RedisScene
-from tests.faults.test_redis import PATIENT, in_loop
+from tests.faults.test_redis import in_loop
 from tests.faults.test_redis_lists import STEPS, end, start_role
 from tests.support.observed import FailurePoint
 from tests.support.processes import PATIENCE_S, Worker
 from tests.support.proxy import proxied
 from tests.support.servers import RedisServer
+from tests.support.slow_stores import PATIENT
 from tests.support.waiting import until, until_sync
 
 TOPIC, KEY = "redis-log:orders", "{default:00}:log:orders"

@@ -17,9 +17,9 @@ from aiodelay.core.transitions import token_for
 from aiodelay.core.values import After, Again, Claim, Demand, Done, Envelope, Put, Renewal, SettleOutcome
 from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
-from tests.faults.test_redis import PATIENT
 from tests.support.long_leases import LongLeases
 from tests.support.servers import redis_products, serving
+from tests.support.slow_stores import PATIENT
 from tests.support.waiting import PATIENCE_S
 
 LANE = "work"

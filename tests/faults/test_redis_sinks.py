@@ -16,10 +16,10 @@ import pytest
 from aiodelay import Message, Retry, Scheduler
 from aiodelay.core.values import Delivery, SendOutcome
 from aiodelay.redis import RedisStore
-from tests.faults.test_redis import PATIENT
 from tests.support.long_leases import LongLeases
 from tests.support.servers import RedisServer
 from tests.support.sinks import BadSink
+from tests.support.slow_stores import PATIENT
 from tests.support.waiting import until
 
 N = 40

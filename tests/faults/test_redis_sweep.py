@@ -29,8 +29,8 @@ from aiodelay.core.values import (
 from aiodelay.ports import Work
 from aiodelay.redis import RedisStore
 from tests.faults.test_cancellation_sweep import MOST, STRIKES, Strike, Striker
-from tests.faults.test_redis import PATIENT
 from tests.support.servers import RedisServer, redis_products, start
+from tests.support.slow_stores import PATIENT
 from tests.support.waiting import until_sync
 
 LANE = "work"

@@ -22,6 +22,7 @@ from aiodelay.errors import AiodelayError, StoreUnavailableError
 from aiodelay.redis import RedisStore, open_store
 from tests.support.clear_errors import PASSWORD
 from tests.support.servers import Found, RedisServer, redis_programs, start
+from tests.support.slow_stores import PATIENT
 from tests.support.tls import Certificates, tls_port_of
 from tests.support.waiting import until
 
@@ -29,8 +30,6 @@ LANE = "work"
 AT_ONCE_S = 20.0
 WOKEN_S = 90.0
 """The longest wait for a wake-up. Without a wake-up, a worker looks into the store after 450 s."""
-PATIENT = "timeout_ms=60000&connect_timeout_ms=60000"
-"""Who waits for these times is no less than three times too late."""
 
 
 @pytest.fixture(autouse=True)

@@ -23,11 +23,10 @@ from aiodelay.ports import Work
 from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
-from tests.faults.test_redis import PATIENT
 from tests.support.processes import PATIENCE_S
 from tests.support.proxy import proxied, proxied_by_thread
 from tests.support.servers import RedisServer, redis_products, start, stopped
-from tests.support.slow_stores import opened_patiently, stored_patiently
+from tests.support.slow_stores import PATIENT, opened_patiently, stored_patiently
 from tests.support.waiting import until, until_sync
 
 LANE = "work"

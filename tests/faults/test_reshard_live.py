@@ -21,10 +21,10 @@ from aiodelay.testing import history as h
 from aiodelay.testing.history import Limits
 from tests.faults.programs.worker import Burst, Stream
 from tests.faults.scene import TAKEOVER_MS, RedisScene
-from tests.faults.test_redis import PATIENT
 from tests.faults.test_redis_shards import ShardedScene
 from tests.support.processes import PATIENCE_S, Crew, Worker
 from tests.support.servers import redis_programs, start
+from tests.support.slow_stores import PATIENT
 from tests.support.waiting import until_sync
 
 SPARED_MS = 1_500

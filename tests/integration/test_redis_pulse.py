@@ -11,7 +11,6 @@ from uuid import uuid4
 import pytest
 from redis.asyncio import Connection
 
-from aiodelay.backends.redis.store import pulse as pulse_of_store
 from aiodelay.backends.redis.store.work import RedisWork
 from aiodelay.core import pulse
 from aiodelay.core.ids import new_id, new_op
@@ -19,8 +18,8 @@ from aiodelay.core.transitions import token_counter, token_for
 from aiodelay.core.values import After, Claim, Demand, Done, Envelope, Put, Renewal, RenewOutcome, SettleOutcome
 from aiodelay.engine.delivery.settling import without_running
 from aiodelay.redis import RedisStore
-from aiodelay.testing.clock import VirtualClock
 from tests.support.servers import Found, redis_servers
+from tests.support.slow_stores import let_pulses_stand_still
 
 LANE = "work"
 LEASE_MS = 15_000
@@ -35,9 +34,7 @@ def url(request: pytest.FixtureRequest, shared_redis: Callable[[Found], str]) ->
 
 @pytest.fixture(autouse=True)
 def _time_of_pulses_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long this process or the server stands still, the last step is fresh and each answer is in time."""
-    monkeypatch.setattr(pulse_of_store, "SystemClock", VirtualClock)
-    monkeypatch.setattr(pulse, "ANSWER_MS", 60_000)
+    let_pulses_stand_still(monkeypatch)
 
 
 class Stage:

@@ -21,8 +21,6 @@ from aiodelay.backends.redis.sharded import reshard as resharding
 from aiodelay.backends.redis.sharded.following_pulse import FollowingPulse
 from aiodelay.backends.redis.sharded.move_client import MoveClient
 from aiodelay.backends.redis.sharded.reshard import reshard
-from aiodelay.backends.redis.store import pulse as pulse_of_store
-from aiodelay.core import pulse as pulse_rules
 from aiodelay.core.ids import new_id, new_op
 from aiodelay.core.table_scan import Scan
 from aiodelay.core.transitions import token_counter, token_deadline_ms, token_for
@@ -55,6 +53,7 @@ from aiodelay.ports import Pulsing, Work
 from aiodelay.redis import RedisFanout, RedisListSink, RedisStore, ShardedStore
 from aiodelay.testing.clock import VirtualClock
 from tests.support.servers import Found, redis_servers
+from tests.support.slow_stores import let_pulses_stand_still
 from tests.support.waiting import PATIENCE_S, until
 
 LANE = "orders"
@@ -80,9 +79,7 @@ def _no_safety_poll(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def _time_of_pulses_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long this process or the server stands still, the last step is fresh and each answer is in time."""
-    monkeypatch.setattr(pulse_of_store, "SystemClock", VirtualClock)
-    monkeypatch.setattr(pulse_rules, "ANSWER_MS", 60_000)
+    let_pulses_stand_still(monkeypatch)
 
 
 @asynccontextmanager

@@ -20,11 +20,10 @@ from aiodelay.service.serve import run_service
 from tests.support.api import ALL, problem_of, serving_api
 from tests.support.cli import Cli
 from tests.support.servers import RedisServer, redis_programs, start
+from tests.support.slow_stores import PATIENT
 
 PASSWORD = "hunter2"
 WORK = {"to": "handler:work", "payload": "p", "delay": "1h"}
-PATIENT = "timeout_ms=60000&connect_timeout_ms=60000"
-"""For a server that answers later than a store of Redis waits by default."""
 
 
 @pytest.fixture

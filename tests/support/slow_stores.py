@@ -10,15 +10,27 @@ from typing import Any, TypeVar
 import pytest
 from msgspec.structs import replace
 
+from aiodelay.backends.redis.store import pulse as pulse_of_store
+from aiodelay.core import pulse
 from aiodelay.core.values import Put, Refused, Stored, Unknown
 from aiodelay.errors import StoreUnavailableError
 from aiodelay.ports import Store
+from aiodelay.testing.clock import VirtualClock
 from aiodelay.testing.conformance.stage import WakeUps
 
 from .waiting import until
 
-__all__ = ["POLL_MS", "opened_patiently", "stored_patiently", "wait_long_for_wake_ups"]
+__all__ = [
+    "PATIENT",
+    "POLL_MS",
+    "let_pulses_stand_still",
+    "opened_patiently",
+    "stored_patiently",
+    "wait_long_for_wake_ups",
+]
 
+PATIENT = "timeout_ms=60000&connect_timeout_ms=60000"
+"""The time limits of a Redis store in which no slow machine may fail a call, for its URL."""
 SOON_S, POLL_MS = 30.0, 120_000
 """How late a wake-up may come, and the safety poll, which is still later."""
 
@@ -53,3 +65,9 @@ def wait_long_for_wake_ups(monkeypatch: pytest.MonkeyPatch, *stores: Any) -> Non
     monkeypatch.setattr(WakeUps, "soon_s", SOON_S)
     for store in stores:
         monkeypatch.setattr(store, "traits", replace(store.traits, safety_poll_ms=POLL_MS))
+
+
+def let_pulses_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a process or a Redis server stands still, the last step is fresh and each answer is in time."""
+    monkeypatch.setattr(pulse_of_store, "SystemClock", VirtualClock)
+    monkeypatch.setattr(pulse, "ANSWER_MS", 60_000)
